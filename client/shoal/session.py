@@ -16,13 +16,13 @@ from shoal._rpc import CoordinatorClient
 from shoal._session import open_sessions
 from shoal._session.batches import DataPosition, NumberedBatches
 from shoal._session.endings import closed, declared_lost, forked, job_gone
-from shoal._session.entry import enter
-from shoal._session.inputs import numbers_of, report_of
+from shoal._session.entry import entering
+from shoal._session.inputs import numbers_of, report_of, weight_of
 from shoal._session.job_access import JobAccess
 from shoal._session.reports import Reports
 from shoal._session.step_times import StepTimes
 from shoal._session.waits import SessionWaits
-from shoal._system import check_count
+from shoal._system import check_count, check_type
 from shoal._system.logs import Log
 from shoal._training import Gradients, PushResult, member_id
 from shoal._training.failures import failure_text
@@ -82,15 +82,15 @@ class Session(JobAccess):
         self._unsettled: tuple[float, Mapping[str, float]] = (0.0, {})  # weight and metrics of the push in progress
         self._incarnation, self._fenced, self._closed = 0, False, False
         self._lost: errors.ShoalError | None = None  # the error that ended this session
-        entered = enter(coordinator, job, self.worker, variables, options, self._live_as)
-        self._participant, self._membership = entered.participant, entered.membership
-        self._parameters, self._inputs = entered.parameters, entered.inputs
-        self._reports = Reports(self._participant, self._membership.pace, self._times.steps, self._lose, clock)
-        self._waits = SessionWaits(self._participant, self._parameters, self._times, self._reports, clock)
         self._batches: NumberedBatches | None = None  # the batches that the user's loop reads
-        mode = self._participant.spec.consistency
-        self._position = DataPosition(joins_gradients=mode.joins_gradients)
         self._listed = open_sessions.OpenSession(coordinator, job, self.worker)
+        with entering(coordinator, job, self.worker, variables, options, self._live_as) as entered:
+            self._participant, self._membership = entered.participant, entered.membership
+            self._parameters, self._inputs = entered.parameters, entered.inputs
+            mode = self._participant.spec.consistency
+            self._position = DataPosition(joins_gradients=mode.joins_gradients)
+            self._reports = Reports(self._participant, self._membership.pace, self._times.steps, self._lose, clock)
+            self._waits = SessionWaits(self._participant, self._parameters, self._times, self._reports, clock)
         open_sessions.add(self._listed)
 
     @property
@@ -164,16 +164,17 @@ class Session(JobAccess):
             failed push.
 
         Raises:
-            InvalidGradient: names, shapes or dtypes do not match; nothing counts.
+            InvalidGradient: names, shapes or dtypes do not match, or the weight is not above 0; nothing counts.
             NonFiniteGradient: a gradient contains NaN or Inf; nothing has changed. `skip` the step, or push other
                 values. With overlap, the previous push had them, and its step is skipped. This push is not sent.
-            BadRequest: a metric is not a number, or `buffers` were pushed before; nothing was sent.
+            BadRequest: the weight or a metric is not a number, or `buffers` were pushed before; nothing was sent.
             Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `pull`.
         """
         as_tree = self._inputs.is_tree(gradients)
         arrays: Gradients = self._inputs.gradients(gradients) if as_tree else self._generated(gradients)
         new = None if updates is None else self._inputs.updates(updates)
-        numbers, cursor = numbers_of(metrics), self._batches.cursor if self._batches else None
+        numbers, weight = numbers_of(metrics), weight_of(weight)
+        cursor = self._batches.cursor if self._batches else None
         with self._alive():
             with self._times.timed("push"):
                 self._settle()
@@ -259,18 +260,20 @@ class Session(JobAccess):
             self._batches = NumberedBatches(samples, self._participant.spec, lease, self.skip, self._position.pushed)
         return iter(self._batches)
 
-    def close(self, error: str = "") -> None:
+    def close(self, error: str | BaseException = "") -> None:
         """Closes the session, even if this call raises. A second call does nothing.
 
         Args:
-            error: text for the job's reason and its log. The job fails with this text if it has no other session, or if
-                `on_error` is "fail". "" means that the session has finished its work.
+            error: an exception, or a text, for the job's reason and its log. The job fails with it if it has no other
+                session, or if `on_error` is "fail". "" means that the session has finished its work.
 
         Raises:
+            BadRequest: `error` is neither; the session stays open.
             Unreachable: the coordinator did not answer. It counts the session as lost after the heartbeat timeout.
             Fenced, UnknownJob, JobFailed, Cancelled: see `pull`; raised unless an earlier call has raised it.
             ShoalError: the last push failed, in a job with overlap. The job fails with this error.
         """
+        check_type("error", error, (str, BaseException), "an exception or a text, or leave it out")
         if self._closed or os.getpid() != self._pid:
             return  # the session of a forked process is its parent's
         self._closed = True
@@ -284,15 +287,20 @@ class Session(JobAccess):
             if self._fenced:
                 raise declared_lost(self.job, self.worker)
             failure = self._last_failure()
-            error = error or (failure_text(failure) if failure else "")
-            self._reports.outbox.add_lines(error.splitlines())
+            cause = error or failure
+            text = failure_text(cause) if isinstance(cause, BaseException) else cause or ""
+            self._reports.outbox.add_lines(text.splitlines())
             self._reports.send()
             if self._lost:
                 raise self._lost
             with self._as_session_errors():
-                with self._times.timed("wait"):
-                    cursor = None if error else self._position.applied(self._parameters.barrier)
-                self._participant.finish(error, others_go_on=self._on_error == "leave", cursor=cursor)
+                try:
+                    if not text:
+                        with self._times.timed("wait"):
+                            self._position.await_last(self._parameters.last_barrier)
+                finally:  # also if Ctrl-C ends the wait
+                    cursor = None if text else self._position.applied
+                    self._participant.finish(text, others_go_on=self._on_error == "leave", cursor=cursor)
             if failure:
                 raise failure
 
@@ -309,7 +317,7 @@ class Session(JobAccess):
             self.close()
             return
         try:
-            self.close(failure_text(error))
+            self.close(error)
         except errors.ShoalError as second:  # the first error is the one that the user needs
             _log.warning("could not end the session", job=self.job, reason=second.message)
 

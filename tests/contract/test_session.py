@@ -18,7 +18,9 @@ from grpc import ServicerContext
 
 import shoal
 from shoal import _rpc
+from shoal._session.batches import DataPosition
 from shoal._training import ParameterClient
+from shoal._training.participant import Participant
 from shoal.status import StepTiming
 from shoal.v1 import job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
@@ -321,6 +323,14 @@ def test_an_end_that_does_not_count_is_said_when_closing(
         session.close()
     assert coordinator.members == {}
     session.close()
+
+
+@pytest.mark.parametrize("weight", ["3", None])
+def test_a_weight_that_is_no_number_is_refused(session: shoal.Session, weight: Any) -> None:
+    with pytest.raises(shoal.errors.BadRequest, match="weight is .*; give a number"):
+        session.push(GRADIENT, weight=weight)
+    with pytest.raises(shoal.errors.InvalidGradient, match="weight 0.0; it must be larger than 0"):
+        session.push(GRADIENT, weight=0)
 
 
 def test_a_metric_that_is_no_number_is_refused_before_anything_is_sent(
@@ -874,6 +884,40 @@ def test_a_session_that_cannot_enter_leaves_nothing_behind(coordinator: FakeCoor
         client.session("job", variables={"w" * 300: np.zeros(3)}, worker="me")
     assert coordinator.jobs["job"].state == job_pb2.CANCELLED
     assert coordinator.members == {}
+
+
+def test_ctrl_c_until_the_session_is_open_leaves_nothing_behind(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: Participant) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Participant, "restore_note", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        client.session("job", variables={"w": np.zeros(3)}, worker="me")
+    assert coordinator.jobs["job"].state == job_pb2.CANCELLED
+    assert coordinator.members == {}
+
+
+def test_ctrl_c_in_the_wait_of_close_still_reports_the_end(
+    coordinator: FakeCoordinator, session: shoal.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DataPosition, "await_last", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        session.close()
+    assert [request.error for request in coordinator.finished] == [""]
+    assert coordinator.members == {}
+
+
+def test_close_takes_an_exception(coordinator: FakeCoordinator, session: shoal.Session) -> None:
+    with pytest.raises(shoal.errors.BadRequest, match="error is 3; give an exception or a text"):
+        session.close(cast(Any, 3))
+    session.close(ValueError("no such file"))
+    (finished,) = coordinator.finished
+    assert finished.error.startswith("the session raised ValueError: no such file\n")
 
 
 def test_a_session_is_a_member(coordinator: FakeCoordinator, session: shoal.Session) -> None:

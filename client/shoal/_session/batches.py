@@ -1,7 +1,6 @@
 """Batches of a session: the sample numbers of its leased ranges, and its position in these ranges."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -42,28 +41,21 @@ class DataPosition:
         """Records that the steps of all pushes are closed."""
         self._closed = self.pushed
 
-    def applied(self, barrier: Callable[[], object]) -> Cursor | None:
-        """Returns the position up to which all pushes are applied. Call it after the last push is settled.
+    @property
+    def applied(self) -> Cursor | None:
+        """The position up to which all pushes are known to be applied."""
+        return self._closed if self._joins_gradients else self.pushed
+
+    def await_last(self, barrier: Callable[[float], object]) -> None:
+        """Waits until the last push is applied, for at most `CLOSE_WAIT_S`. Call it after the push is settled.
 
         Args:
-            barrier: waits until the step of the last push is closed, or raises. It is abandoned after `CLOSE_WAIT_S`.
+            barrier: waits for these seconds until the step of the push is closed, or raises.
         """
-        if not self._joins_gradients:
-            return self.pushed
-        if self._closed != self.pushed:
-            passed = threading.Event()
-
-            def wait() -> None:
-                with suppress(errors.ShoalError):
-                    barrier()
-                    passed.set()
-
-            waiting = threading.Thread(target=wait, name="session-end", daemon=True)
-            waiting.start()
-            waiting.join(CLOSE_WAIT_S)
-            if passed.is_set():
+        if self.applied != self.pushed:
+            with suppress(errors.ShoalError):
+                barrier(CLOSE_WAIT_S)
                 self.passed_barrier()
-        return self._closed
 
 
 class NumberedBatches:

@@ -1,8 +1,8 @@
 """Entry of a session into its job."""
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,20 +43,26 @@ class SessionPart:
     inputs: Inputs
 
 
-def enter(
+@contextmanager
+def entering(
     coordinator: CoordinatorClient,
     job: str,
     worker: str,
     variables: Any,
     options: Mapping[str, Any],
     live_as: Callable[[int], None],
-) -> SessionPart:
+) -> Iterator[SessionPart]:
     """Starts or joins a job, and waits until it has all its sessions and the variables are placed.
+
+    An error, or Ctrl-C, until the end of the block undoes the entry: the session leaves the job.
 
     Args:
         coordinator, job, variables, options: see `shoal.Session`.
         worker: member id.
         live_as: called with each incarnation of the member, on the heartbeat thread.
+
+    Yields:
+        The session's part in the job.
     """
     described, structure = (None, None) if variables is None else variables_of(variables)
     with naming_own(coordinator, job), _tracing.root("enter", job=job, worker=worker), ExitStack() as opened:
@@ -79,13 +85,12 @@ def enter(
             entered = admitted() if own_in(coordinator, job) else enter_when_free(admitted)
             parameters = opened.enter_context(entered)
         inputs = Inputs(parameters.variables, structure, participant.spec.optimizer)
+        if not any(variable.trainable for variable in parameters.variables.values()):
+            _LOG.warning(untrainable(job, worker, parameters.variables))
+        if note := participant.restore_note():
+            _LOG.warning(f"session {worker}: job {job} {note}")
+        yield SessionPart(participant, membership, parameters, inputs)
         opened.pop_all()
-    note = participant.restore_note()
-    if not any(variable.trainable for variable in parameters.variables.values()):
-        _LOG.warning(untrainable(job, worker, parameters.variables))
-    if note:
-        _LOG.warning(f"session {worker}: job {job} {note}")
-    return SessionPart(participant, membership, parameters, inputs)
 
 
 def untrainable(job: str, worker: str, variables: Mapping[str, Variable]) -> str:
@@ -104,4 +109,4 @@ def untrainable(job: str, worker: str, variables: Mapping[str, Variable]) -> str
     )
 
 
-__all__ = ["SessionPart", "enter", "untrainable"]
+__all__ = ["SessionPart", "entering", "untrainable"]

@@ -14,6 +14,7 @@ ones while the loop computes the others. With overlap, the pull for step n + 2 w
 gradients of step n.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -204,6 +205,24 @@ class Pipeline:
         with self.traces.span(self.step, "barrier"):
             self._drain()
             self._parameters.barrier()
+
+    def last_barrier(self, within_s: float) -> None:
+        """Waits as `barrier` does, for a limited time. Only `close` may be called afterwards.
+
+        Args:
+            within_s: seconds after which the client is closed, which ends the wait.
+
+        Raises:
+            Cancelled: the time has passed.
+        """
+        limit = threading.Timer(within_s, self._parameters.close)  # any thread may close the client
+        limit.daemon = True
+        limit.start()
+        try:
+            self.barrier()
+        finally:
+            limit.cancel()
+            limit.join()
 
     def __enter__(self) -> "Pipeline":
         return self

@@ -1,14 +1,11 @@
 """The batches of a session, and its position in them."""
 
-import threading
-
 import numpy as np
 import pytest
 
 import shoal
 from shoal import errors
-from shoal._session import batches as session_batches
-from shoal._session.batches import DataPosition, NumberedBatches
+from shoal._session.batches import CLOSE_WAIT_S, DataPosition, NumberedBatches
 from shoal._wire import Cursor, DataRange, Lease, NoRange
 
 
@@ -64,25 +61,27 @@ def test_a_session_without_a_range_asks_less_and_less_often_unless_others_wait_f
     assert slept == pauses
 
 
-def refuses() -> None:
+def refuses(_within_s: float) -> None:
     raise errors.Cancelled("the job has ended")
 
 
-def test_a_push_counts_as_applied_when_its_step_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    position, paused = DataPosition(joins_gradients=True), threading.Event()
-    assert position.applied(refuses) is None
+def test_a_push_counts_as_applied_when_its_step_is_closed() -> None:
+    position, waited = DataPosition(joins_gradients=True), list[float]()
+    position.await_last(refuses)
+    assert position.applied is None
     position.pushed = first = Cursor(1, 4)
     position.passed_barrier()
     position.pushed = last = Cursor(1, 8)
-    assert position.applied(refuses) == first
-    monkeypatch.setattr(session_batches, "CLOSE_WAIT_S", 0.01)
-    assert position.applied(paused.wait) == first, "the others may be paused forever"
-    paused.set()
-    monkeypatch.undo()
-    assert position.applied(lambda: None) == last
+    position.await_last(refuses)
+    assert position.applied == first
+    position.await_last(waited.append)
+    assert position.applied == last
+    position.await_last(waited.append)
+    assert waited == [CLOSE_WAIT_S], "once"
 
 
 def test_a_push_of_an_asynchronous_job_is_applied_at_once() -> None:
     position = DataPosition(joins_gradients=False)
     position.pushed = Cursor(1, 4)
-    assert position.applied(refuses) == Cursor(1, 4)
+    position.await_last(refuses)
+    assert position.applied == Cursor(1, 4)

@@ -332,6 +332,16 @@ def test_close_ends_a_waiting_pull_and_drops_the_queued_push(client: FakeClient)
     pipeline.close()  # again: nothing happens
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_last_barrier_ends_with_its_time_on_the_thread_of_its_caller(client: FakeClient, overlap: bool) -> None:
+    with Pipeline(client, overlap=overlap) as pipeline:  # type: ignore[arg-type]
+        pipeline.last_barrier(PATIENCE_S)
+        client.hold("barrier 0")
+        with pytest.raises(errors.Cancelled):
+            pipeline.last_barrier(0.01)
+    assert client.threads == {threading.current_thread().name}
+
+
 def test_pipeline_without_overlap_behaves_as_the_client(client: FakeClient) -> None:
     with Pipeline(client, overlap=False) as pipeline:  # type: ignore[arg-type]
         assert train(pipeline, 2) == [[], [0]]
