@@ -1,13 +1,16 @@
-"""Generated names for jobs without one, and errors for unknown keyword arguments of jobs and sessions."""
+"""Generated names for jobs without one, and errors for unknown keyword arguments."""
 
 import difflib
 import functools
 import random
 import string
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_NO_ADVICE: Mapping[str, str] = MappingProxyType({})
 
 
 def draw_name(program: str, draw: Callable[[int], int] = random.getrandbits) -> str:
@@ -18,12 +21,15 @@ def draw_name(program: str, draw: Callable[[int], int] = random.getrandbits) -> 
     return f"{stem}-{draw(24):06x}"
 
 
-def advising(owner: str, of_optimizers: Collection[str]) -> Callable[[type[T]], type[T]]:
+def advising(
+    owner: str, of_optimizers: Collection[str] = (), advice: Mapping[str, str] = _NO_ADVICE
+) -> Callable[[type[T]], type[T]]:
     """Returns a decorator of a dataclass, which then refuses unknown arguments as `check_names` does.
 
     Args:
         owner: its name, for the message.
         of_optimizers: names that optimizers take.
+        advice: what to do instead, by unknown name.
     """
 
     def decorate(cls: Any) -> Any:
@@ -31,7 +37,7 @@ def advising(owner: str, of_optimizers: Collection[str]) -> Callable[[type[T]], 
 
         @functools.wraps(built)  # keeps the signature, for `help` and editors
         def checked(self: object, *arguments: object, **options: object) -> None:
-            check_names(owner, options, cls.__dataclass_fields__, of_optimizers)
+            check_names(owner, options, cls.__dataclass_fields__, of_optimizers, advice)
             built(self, *arguments, **options)
 
         cls.__init__ = checked
@@ -40,7 +46,13 @@ def advising(owner: str, of_optimizers: Collection[str]) -> Callable[[type[T]], 
     return decorate
 
 
-def check_names(owner: str, given: Iterable[str], known: Collection[str], of_optimizers: Collection[str]) -> None:
+def check_names(
+    owner: str,
+    given: Iterable[str],
+    known: Collection[str],
+    of_optimizers: Collection[str] = (),
+    advice: Mapping[str, str] = _NO_ADVICE,
+) -> None:
     """Checks the names of keyword arguments.
 
     Args:
@@ -48,20 +60,24 @@ def check_names(owner: str, given: Iterable[str], known: Collection[str], of_opt
         given: names of the arguments.
         known: names that it takes.
         of_optimizers: names that optimizers take.
+        advice: what to do instead, by unknown name.
 
     Raises:
-        TypeError: a name is unknown. The message says that an optimizer takes it, or the nearest name, or all names.
+        TypeError: a name is unknown. The message says what to do instead, or that an optimizer takes it, or the nearest
+            name, or all names.
     """
     for name in given:
         if name in known:
             continue
-        if name in of_optimizers:
-            advice = f"it is an argument of the optimizer: optimizer=shoal.optim.Adam({name}=...)"
+        if name in advice:
+            instead = advice[name]
+        elif name in of_optimizers:
+            instead = f"it is an argument of the optimizer: optimizer=shoal.optim.Adam({name}=...)"
         elif near := difflib.get_close_matches(name, known, n=1, cutoff=0.5):
-            advice = f"did you mean {near[0]}?"
+            instead = f"did you mean {near[0]}?"
         else:
-            advice = f"options are {', '.join(known)}"
-        raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}; {advice}")
+            instead = f"options are {', '.join(known)}"
+        raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}; {instead}")
 
 
 __all__ = ["advising", "check_names", "draw_name"]

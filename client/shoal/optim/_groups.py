@@ -1,12 +1,13 @@
 """Settings of an optimizer for some variables, which patterns of names select."""
 
-import math
-import numbers
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
+from shoal._job.names import advising
 from shoal.errors import InvalidOptimizer
+from shoal.optim._specifications import Flag, NonNegative, checked_number
 from shoal.v1 import job_pb2
 
 
@@ -23,6 +24,10 @@ class VariableSettings:
     weight_decay: float
 
 
+_AS_FACTOR = "give rate, a factor of the optimizer's learning rate"
+
+
+@advising("shoal.optim.VariableGroup", advice={"lr": _AS_FACTOR, "learning_rate": _AS_FACTOR})
 @dataclass(frozen=True)
 class VariableGroup:
     """Settings for the variables whose names match a pattern.
@@ -50,22 +55,21 @@ class VariableGroup:
         pattern: object = self.pattern
         if not isinstance(pattern, str) or not pattern:
             raise InvalidOptimizer(f"the pattern of a group is {pattern!r}; give a pattern of names, such as '*bias'")
-        object.__setattr__(self, "rate", self._checked("rate", self.rate))
+        self._check("rate", NonNegative)
         if self.weight_decay is not None:
-            object.__setattr__(self, "weight_decay", self._checked("weight_decay", self.weight_decay))
-        if self.frozen not in {True, False}:
-            raise InvalidOptimizer(f"group {self.pattern!r}: frozen is {self.frozen!r}; it must be True or False")
+            self._check("weight_decay", NonNegative)
+        self._check("frozen", Flag)
         if self.frozen and self.rate not in {0.0, 1.0}:
             raise InvalidOptimizer(f"group {self.pattern!r} is frozen, but has rate {self.rate}; leave one of them out")
-        is_frozen = bool(self.frozen) or self.rate == 0
+        is_frozen = self.frozen or self.rate == 0
         object.__setattr__(self, "frozen", is_frozen)
         if is_frozen:
             object.__setattr__(self, "rate", 0.0)
 
-    def _checked(self, name: str, value: object) -> float:
-        if not isinstance(value, numbers.Real) or not math.isfinite(value) or value < 0:
-            raise InvalidOptimizer(f"group {self.pattern!r}: {name} is {value!r}; it must be finite and at least 0")
-        return float(value)
+    def _check(self, name: str, kind: Any) -> None:
+        """Checks a number, and makes it a Python number."""
+        number = checked_number(f"group {self.pattern!r}: {name}", getattr(self, name), kind)
+        object.__setattr__(self, name, number)
 
     def to_proto(self) -> job_pb2.OptimizerGroup:
         """Returns the message that carries this group."""

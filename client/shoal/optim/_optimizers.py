@@ -49,6 +49,12 @@ class Optimizer(Specification):
     kind: ClassVar[str] = "optimizer"
     registry: ClassVar[dict[str, type[Any]]] = {}
     separate_fields: ClassVar[frozenset[str]] = frozenset({"weight_decay", "clip_norm"})
+    advice: ClassVar[dict[str, str]] = {
+        "maximize": "leave it out, and push the negative gradients",
+        **dict.fromkeys(
+            ("foreach", "fused", "capturable", "differentiable"), "leave it out: the servers choose the code"
+        ),
+    }
 
     learning_rate: float | Schedule = 1e-3
     weight_decay: NonNegative = field(default=0.0, kw_only=True)
@@ -151,6 +157,9 @@ def _patterns(name: str, patterns: Iterable[str]) -> tuple[str, ...]:
     return kept
 
 
+_NO_DAMPENING = "leave it out: the optimizer momentum (shoal.optim.Momentum) is that of PyTorch with dampening 0"
+
+
 @dataclass(frozen=True)
 class SGD(Optimizer, name="sgd"):
     """Stochastic gradient descent, without state.
@@ -160,6 +169,12 @@ class SGD(Optimizer, name="sgd"):
     Args:
         learning_rate: see `Optimizer`, which also describes weight_decay and decay_exclude.
     """
+
+    advice: ClassVar[dict[str, str]] = Optimizer.advice | {
+        "momentum": "use the optimizer momentum: shoal.optim.Momentum(lr=..., momentum=...)",
+        "nesterov": "use the optimizer momentum: shoal.optim.Momentum(lr=..., nesterov=True)",
+        "dampening": _NO_DAMPENING,
+    }
 
 
 @dataclass(frozen=True)
@@ -176,6 +191,8 @@ class Momentum(Optimizer, name="momentum"):
         momentum: in [0, 1); above 0 if nesterov is set.
         nesterov: whether to use Nesterov's momentum.
     """
+
+    advice: ClassVar[dict[str, str]] = Optimizer.advice | {"dampening": _NO_DAMPENING}
 
     momentum: Fraction = 0.9
     nesterov: Flag = False
@@ -198,6 +215,10 @@ class Adagrad(Optimizer, name="adagrad"):
         initial_accumulator_value: initial value of s, >= 0.
         eps: above 0.
     """
+
+    advice: ClassVar[dict[str, str]] = Optimizer.advice | {
+        "lr_decay": "leave it out, and give a schedule as the learning rate, such as shoal.optim.ExponentialLR"
+    }
 
     learning_rate: float | Schedule = 1e-2
     initial_accumulator_value: NonNegative = 0.0
@@ -253,6 +274,10 @@ class Adam(Optimizer, name="adam"):
     """
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"eps_uncorrected"})
+    advice: ClassVar[dict[str, str]] = Optimizer.advice | {
+        "amsgrad": "leave it out: Shoal has no AMSGrad",
+        "decoupled_weight_decay": "leave it out, and use the optimizer adamw: shoal.optim.AdamW",
+    }
 
     beta1: Fraction = 0.9
     beta2: Fraction = 0.999

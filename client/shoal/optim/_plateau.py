@@ -60,6 +60,11 @@ class ReduceOnPlateau(Specification):
     kind: ClassVar[str] = "reduction"
     registry: ClassVar[dict[str, type[Any]]] = {}
     name: ClassVar[str] = "reduce_on_plateau"
+    advice: ClassVar[dict[str, str]] = {
+        "mode": "the evaluation policy says whether smaller values are better: shoal.EvaluationPolicy(mode=...)",
+        "threshold_mode": "did you mean relative?",
+        "min_lr": "did you mean minimum?",
+    }
 
     factor: Fraction = 0.1
     patience: Count = 10

@@ -133,6 +133,8 @@ class CosineLR(Schedule, name="cosine"):
         warmup_steps: see `Schedule`.
     """
 
+    advice: ClassVar[dict[str, str]] = {"T_max": "did you mean steps?", "eta_min": "did you mean minimum?"}
+
     steps: PositiveCount
     minimum: NonNegative = 0.0
 
@@ -229,6 +231,8 @@ class OneCycleLR(Schedule, name="onecycle"):
         linear: whether the rate changes linearly instead of along a cosine.
         warmup_steps: see `Schedule`. A cycle usually needs no warm-up, because it begins with a small rate.
     """
+
+    advice: ClassVar[dict[str, str]] = {"max_lr": "did you mean learning_rate?", "pct_start": "did you mean rise?"}
 
     steps: PositiveCount
     rise: Fraction = 0.3

@@ -1,6 +1,8 @@
 """Specifications of optimizers and schedules: classes that a job selects by name, with checked numeric parameters."""
 
 import dataclasses
+import functools
+import inspect
 import math
 import numbers
 import typing
@@ -8,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
+from shoal._job.names import check_names
 from shoal.errors import InvalidOptimizer
 
 
@@ -51,6 +54,7 @@ class Specification:
         registry: registered classes of the kind, by name.
         separate_fields: names of the fields that have their own field in the message.
         later_fields: names of flags that the message leaves out while they are off, so that earlier versions read it.
+        advice: what to do instead of giving arguments that other libraries have, by name.
         name: name of the class in the registry and in messages.
     """
 
@@ -58,7 +62,13 @@ class Specification:
     registry: ClassVar[dict[str, type[Any]]]
     separate_fields: ClassVar[frozenset[str]] = frozenset()
     later_fields: ClassVar[frozenset[str]] = frozenset()
+    advice: ClassVar[dict[str, str]] = {}
     name: ClassVar[str]
+
+    def __new__(cls, *_arguments: object, **options: object) -> Self:
+        """Raises TypeError if an argument is unknown: see `check_names`."""
+        check_names(f"shoal.optim.{cls.__name__}", options, _arguments_of(cls), advice=cls.advice)
+        return super().__new__(cls)
 
     def __init_subclass__(cls, *, name: str = "") -> None:
         super().__init_subclass__()
@@ -121,6 +131,11 @@ class Specification:
         return typing.cast(Self, member(**values, **separate_fields))
 
 
+@functools.cache
+def _arguments_of(cls: type[Specification]) -> tuple[str, ...]:
+    return tuple(inspect.signature(cls).parameters)
+
+
 def _ranges(cls: type[Specification]) -> dict[str, tuple[type, ValueRange]]:
     """Returns the type and the range of each checked field, by name, in field order."""
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -132,10 +147,25 @@ def _ranges(cls: type[Specification]) -> dict[str, tuple[type, ValueRange]]:
 
 def _checked(where: str, value: object, kind: type, value_range: ValueRange) -> float:
     """Returns `value` as a float, int or bool. Raises InvalidOptimizer if it is not a number in the range."""
-    fits = isinstance(value, numbers.Real) and math.isfinite(value) and value_range.test(float(value))
+    is_number = isinstance(value, numbers.Real) and (kind is bool or not isinstance(value, bool))
+    fits = is_number and math.isfinite(value) and value_range.test(float(value))
     if not fits or (kind is not float and kind(value) != value):
         raise InvalidOptimizer(f"{where} is {value!r}; it must be finite and {value_range.description}")
     return typing.cast(float, kind(value))
+
+
+def checked_number(where: str, value: object, kind: Any) -> float:
+    """Returns a number as a Python number.
+
+    Args:
+        where: what the number is, for messages.
+        value: the number.
+        kind: its type: an `Annotated` type of this module.
+
+    Raises:
+        InvalidOptimizer: it is not a number in the range.
+    """
+    return _checked(where, value, *typing.get_args(kind))
 
 
 def checked_list(where: str, values: object, kind: Any) -> tuple[Any, ...]:
@@ -151,8 +181,7 @@ def checked_list(where: str, values: object, kind: Any) -> tuple[Any, ...]:
     """
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise InvalidOptimizer(f"{where} is {values!r}; give a tuple of numbers")
-    number, value_range = typing.get_args(kind)
-    return tuple(_checked(f"a number of {where}", value, number, value_range) for value in values)
+    return tuple(checked_number(f"a number of {where}", value, kind) for value in values)
 
 
 __all__ = [
@@ -167,4 +196,5 @@ __all__ = [
     "PositiveCount",
     "Specification",
     "checked_list",
+    "checked_number",
 ]

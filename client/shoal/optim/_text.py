@@ -45,9 +45,10 @@ def parse(text: str) -> Optimizer:
     if unknown := values.keys() - (_fields(kind).keys() - {"groups"}) - _aliases(kind):
         of_schedule = (key for key in _fields(schedule) if key != "learning_rate")
         taken = [*(key for key in _fields(kind) if key != "groups"), "group", "schedule", *of_schedule]
-        raise InvalidOptimizer(
-            f"{name}: unknown {', '.join(sorted(unknown))}; with this schedule it takes {', '.join(taken)}"
-        )
+        known = kind.advice | schedule.advice
+        advice = [known[key] for key in sorted(unknown) if key in known]
+        instead = "; ".join(advice) or f"with this schedule it takes {', '.join(taken)}"
+        raise InvalidOptimizer(f"{name}: unknown {', '.join(sorted(unknown))}; {instead}")
     rate.setdefault("learning_rate", _fields(kind)["learning_rate"].default)
     missing = [key for key, field in _fields(schedule).items() if _required(field) and key not in rate]
     if missing:

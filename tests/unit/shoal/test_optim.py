@@ -191,6 +191,12 @@ def test_messages_that_are_not_ours_are_refused(message: dict[str, Any], says: s
         (lambda: UNTYPED.SGD(groups={"*bias": {}}), "sgd: groups has '*bias'"),
         (lambda: UNTYPED.VariableGroup("*", math.nan), "group '*': rate is nan; it must be finite and at least 0"),
         (lambda: UNTYPED.VariableGroup("*", weight_decay=-1), "group '*': weight_decay is -1"),
+        (lambda: UNTYPED.VariableGroup("*", True), "group '*': rate is True; it must be finite and at least 0"),
+        (
+            lambda: UNTYPED.VariableGroup("*", frozen=[1]),
+            "group '*': frozen is [1]; it must be finite and true or false",
+        ),
+        (lambda: UNTYPED.SGD(True), "sgd: learning_rate is True"),
         (lambda: UNTYPED.VariableGroup(""), "the pattern of a group is ''"),
         (lambda: UNTYPED.VariableGroup("*", 0.5, frozen=True), "group '*' is frozen, but has rate 0.5"),
         (lambda: UNTYPED.StepLR(1.0, 0), "step: step_size is 0"),
@@ -393,6 +399,29 @@ def test_the_text_form_has_groups_in_order() -> None:
 
 
 @pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (
+            lambda: UNTYPED.SGD(lr=0.1, momentum=0.9),
+            "shoal.optim.SGD() got an unexpected keyword argument 'momentum'; use",
+        ),
+        (lambda: UNTYPED.SGD(nesterov=True), "shoal.optim.Momentum(lr=..., nesterov=True)"),
+        (lambda: UNTYPED.Momentum(dampening=0), "leave it out: the optimizer momentum"),
+        (lambda: UNTYPED.AdamW(amsgrad=True), "Shoal has no AMSGrad"),
+        (lambda: UNTYPED.Adam(beta_1=0.9), "did you mean beta1?"),
+        (lambda: UNTYPED.FTRL(fused=True), "leave it out"),
+        (lambda: UNTYPED.CosineLR(0.1, T_max=10), "did you mean steps?"),
+        (lambda: UNTYPED.ReduceOnPlateau(min_lr=0.1), "did you mean minimum?"),
+        (lambda: UNTYPED.VariableGroup("*", lr=0.1), "give rate, a factor of the optimizer's learning rate"),
+    ],
+)
+def test_an_argument_of_another_library_says_what_to_give_instead(build: Callable[[], Any], says: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        build()
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("sgd:group=*bias", r"the group for '\*bias' has no setting; give one, such as group=\*bias\|rate=0.1"),
@@ -404,6 +433,7 @@ def test_the_text_form_has_groups_in_order() -> None:
         ("sgd:group=*bias|rate=x", r"group '\*bias': rate is 'x'"),
         ("sgd:group=|rate=1", "the pattern of a group is ''"),
         ("sgd:groups=*bias", "sgd: unknown groups; with this schedule it takes"),
+        ("sgd:momentum=0.9", "sgd: unknown momentum; use the optimizer momentum"),
     ],
 )
 def test_groups_of_the_text_form_that_are_no_groups_are_refused(text: str, says: str) -> None:
