@@ -87,8 +87,7 @@ class Session(JobAccess):
         with entering(coordinator, job, self.worker, variables, options, self._live_as) as entered:
             self._participant, self._membership = entered.participant, entered.membership
             self._parameters, self._inputs = entered.parameters, entered.inputs
-            mode = self._participant.spec.consistency
-            self._position = DataPosition(joins_gradients=mode.joins_gradients)
+            self._position = DataPosition(joins_gradients=self._participant.spec.consistency.joins_gradients)
             self._reports = Reports(self._participant, self._membership.pace, self._times.steps, self._lose, clock)
             self._waits = SessionWaits(self._participant, self._parameters, self._times, self._reports, clock)
         open_sessions.add(self._listed)
@@ -170,11 +169,10 @@ class Session(JobAccess):
             BadRequest: the weight or a metric is not a number, or `buffers` were pushed before; nothing was sent.
             Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `pull`.
         """
-        as_tree = self._inputs.is_tree(gradients)
+        weight, as_tree = weight_of(weight), self._inputs.is_tree(gradients)
         arrays: Gradients = self._inputs.gradients(gradients) if as_tree else self._generated(gradients)
         new = None if updates is None else self._inputs.updates(updates)
-        numbers, weight = numbers_of(metrics), weight_of(weight)
-        cursor = self._batches.cursor if self._batches else None
+        numbers, cursor = numbers_of(metrics), self._batches.cursor if self._batches else None
         with self._alive():
             with self._times.timed("push"):
                 self._settle()
@@ -287,17 +285,15 @@ class Session(JobAccess):
             if self._fenced:
                 raise declared_lost(self.job, self.worker)
             failure = self._last_failure()
-            cause = error or failure
-            text = failure_text(cause) if isinstance(cause, BaseException) else cause or ""
+            text = failure_text(error or failure or "")
             self._reports.outbox.add_lines(text.splitlines())
             self._reports.send()
             if self._lost:
                 raise self._lost
-            with self._as_session_errors():
+            with self._as_session_errors(), self._times.timed("wait"):
                 try:
                     if not text:
-                        with self._times.timed("wait"):
-                            self._position.await_last(self._parameters.last_barrier)
+                        self._position.await_last(self._parameters.last_barrier)
                 finally:  # also if Ctrl-C ends the wait
                     cursor = None if text else self._position.applied
                     self._participant.finish(text, others_go_on=self._on_error == "leave", cursor=cursor)

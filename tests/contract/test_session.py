@@ -327,9 +327,9 @@ def test_an_end_that_does_not_count_is_said_when_closing(
 
 @pytest.mark.parametrize("weight", ["3", None])
 def test_a_weight_that_is_no_number_is_refused(session: shoal.Session, weight: Any) -> None:
-    with pytest.raises(shoal.errors.BadRequest, match="weight is .*; give a number"):
+    with pytest.raises(shoal.errors.BadRequest, match=r"weight is .*; give a number"):
         session.push(GRADIENT, weight=weight)
-    with pytest.raises(shoal.errors.InvalidGradient, match="weight 0.0; it must be larger than 0"):
+    with pytest.raises(shoal.errors.InvalidGradient, match=r"weight 0\.0; it must be larger than 0"):
         session.push(GRADIENT, weight=0)
 
 

@@ -80,7 +80,8 @@ def test_a_second_session_of_a_process_hears_of_the_first(
     coordinator: FakeCoordinator, client: shoal.Client, session: shoal.Session, refusal: errors.ShoalError
 ) -> None:
     coordinator.refusal = refusal
-    said = f"this process has session me of job job open: call its close.. first, or cancel the job with client.cancel.'job'.*{refusal.message}"
+    said = "this process has session me of job job open: call its close.. first, or cancel the job with client.cancel"
+    said = rf"{said}\('job'\).*{refusal.message}"
     with pytest.raises(type(refusal), match=said) as raised:
         client.session("job", variables={"w": np.zeros(4)})
     assert raised.value.details == refusal.details

@@ -6,8 +6,13 @@ from shoal import errors
 from shoal.v1 import job_pb2
 
 
-def failure_text(error: BaseException) -> str:
-    """Returns the text with which an exception ends a job: first the exception in one line, then its traceback."""
+def failure_text(error: BaseException | str) -> str:
+    """Returns the text with which an exception ends a job: first the exception in one line, then its traceback.
+
+    A text is returned as it is.
+    """
+    if isinstance(error, str):
+        return error
     message = " ".join(str(error).split())
     name = type(error).__name__
     trace = "".join(traceback.format_exception(error)).rstrip()

@@ -83,7 +83,12 @@ class JobStartup:
         """
         plan, description = self._plan, event.description
         if not description.variables:
-            raise errors.InvalidJob(f"the program of job {self._spec.name} has no variables; define at least one")
+            problem = (
+                f"a session of job {self._spec.name} gives no variables; give at least one array, such as np.zeros(3)"
+                if self._spec.is_session
+                else f"the program of job {self._spec.name} has no variables; define at least one"
+            )
+            raise errors.InvalidJob(problem)
         if plan.description is None:
             names = [name for name, it in description.variables.items() if it.trainable]
             if problem := self._spec.optimizer.unmatched(names):

@@ -37,7 +37,7 @@ def test_an_empty_list_is_no_variable(tree: Any, place: str) -> None:
 
 
 def test_gradients_of_structured_arrays_are_refused() -> None:
-    with pytest.raises(errors.InvalidGradient, match="variable 'b': .* is not an array of numbers"):
+    with pytest.raises(errors.InvalidGradient, match=r"variable 'b': .* is not an array of numbers"):
         inputs().gradients({"b": np.zeros((), "f4, f4")})
 
 

@@ -74,6 +74,17 @@ def test_a_group_that_matches_no_variable_is_refused() -> None:
     assert not job.describe(described, START)[0].conflict
 
 
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [("m:f", "the program of job a has no variables"), ("", "a session of job a gives no variables")],
+)
+def test_a_job_without_variables_is_refused(program: str, says: str) -> None:
+    job = JobMachine.begun(Submission(JobRef("a", 1), Job(program, name="a")), START)
+    job.add_worker("w0", 1, 1, START)
+    with pytest.raises(errors.InvalidJob, match=says):
+        job.describe(JobDescribed("a", "w0", 1, ProgramDescription({}, 0)), START)
+
+
 def test_a_learning_rate_goes_to_the_servers_and_to_later_placements() -> None:
     job, rate = running(possible=True), optim.ConstantLR(0.25)
     [effect] = job.set_learning_rate(rate)
