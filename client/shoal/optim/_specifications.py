@@ -1,7 +1,6 @@
 """Specifications of optimizers and schedules: classes that a job selects by name, with checked numeric parameters."""
 
 import dataclasses
-import functools
 import inspect
 import math
 import numbers
@@ -67,7 +66,7 @@ class Specification:
 
     def __new__(cls, *_arguments: object, **options: object) -> Self:
         """Raises TypeError if an argument is unknown: see `check_names`."""
-        check_names(f"shoal.optim.{cls.__name__}", options, _arguments_of(cls), advice=cls.advice)
+        check_names(f"shoal.optim.{cls.__name__}", options, inspect.signature(cls).parameters, advice=cls.advice)
         return super().__new__(cls)
 
     def __init_subclass__(cls, *, name: str = "") -> None:
@@ -131,11 +130,6 @@ class Specification:
         return typing.cast(Self, member(**values, **separate_fields))
 
 
-@functools.cache
-def _arguments_of(cls: type[Specification]) -> tuple[str, ...]:
-    return tuple(inspect.signature(cls).parameters)
-
-
 def _ranges(cls: type[Specification]) -> dict[str, tuple[type, ValueRange]]:
     """Returns the type and the range of each checked field, by name, in field order."""
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -147,9 +141,8 @@ def _ranges(cls: type[Specification]) -> dict[str, tuple[type, ValueRange]]:
 
 def _checked(where: str, value: object, kind: type, value_range: ValueRange) -> float:
     """Returns `value` as a float, int or bool. Raises InvalidOptimizer if it is not a number in the range."""
-    is_number = isinstance(value, numbers.Real) and (kind is bool or not isinstance(value, bool))
-    fits = is_number and math.isfinite(value) and value_range.test(float(value))
-    if not fits or (kind is not float and kind(value) != value):
+    fits = isinstance(value, numbers.Real) and math.isfinite(value) and value_range.test(float(value))
+    if (isinstance(value, bool) and kind is not bool) or not fits or (kind is not float and kind(value) != value):
         raise InvalidOptimizer(f"{where} is {value!r}; it must be finite and {value_range.description}")
     return typing.cast(float, kind(value))
 

@@ -49,16 +49,16 @@ def test_batches_may_be_taken_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "pauses"),
+    ("mode", "expected"),
     [(shoal.Asynchronous(), [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]), (shoal.Synchronous(), [0.05] * 7)],
 )
 def test_a_session_without_a_range_asks_less_and_less_often_unless_others_wait_for_it(
-    mode: shoal.Asynchronous | shoal.Synchronous, pauses: list[float]
+    mode: shoal.Asynchronous | shoal.Synchronous, expected: list[float]
 ) -> None:
     answers, slept = [*[NoRange.WAIT] * 7, NoRange.FINISHED], list[float]()
     spec = shoal.Job(name="job", consistency=mode)
     assert [*NumberedBatches(4, spec, lambda _: answers.pop(0), lambda: None, sleep=slept.append)] == []
-    assert slept == pauses
+    assert slept == expected
 
 
 def refuses(_within_s: float) -> None:
