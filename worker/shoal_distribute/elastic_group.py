@@ -62,6 +62,7 @@ class ElasticGroup:
         }
         self._generation = 0
         self._heartbeat: pb.HeartbeatGroupRequest | None = None  # of the current generation
+        self._group: Group | None = None  # of the current generation, as soon as it is open
         self._stopped = threading.Event()  # ends the thread of the current generation
         self._thread: threading.Thread | None = None
 
@@ -93,8 +94,9 @@ class ElasticGroup:
             self._generation = formed.generation
             rank = [it.process_id for it in formed.ranks].index(self._own["process_id"])
             self._heartbeat = self._heartbeat_of(addresses[rank], rank, len(addresses))
+            self._watch(self._heartbeat)  # before: to connect may take longer than the coordinator waits for a call
             try:
-                group = Group.open(
+                self._group = Group.open(
                     rank,
                     addresses,
                     security=security,
@@ -105,9 +107,11 @@ class ElasticGroup:
             except (errors.RankLost, errors.RanksDisagree) as error:  # a rank has failed in this moment
                 self.lose(error)
                 continue
-            self._watch(group, self._heartbeat)
+            except BaseException:
+                self._end_watch()
+                raise
             progresses = [it.progress for it in formed.ranks]
-            return group, progresses.index(max(progresses))
+            return self._group, progresses.index(max(progresses))
 
     def lose(self, error: errors.ShoalError) -> None:
         """Tells the coordinator why the generation has ended. `form` waits for the next one.
@@ -160,14 +164,15 @@ class ElasticGroup:
             **self._own, address=address, generation=self._generation, rank=rank, size=size, lost_rank=-1
         )
 
-    def _watch(self, group: Group, heartbeat: pb.HeartbeatGroupRequest) -> None:
+    def _watch(self, heartbeat: pb.HeartbeatGroupRequest) -> None:
         """Starts the thread that tells the coordinator that this rank lives."""
-        stopped = self._stopped = threading.Event()
+        stopped, self._group = threading.Event(), None
+        self._stopped = stopped
 
         def run() -> None:
             while not stopped.wait(_HEARTBEAT_INTERVAL_S):
-                if ended := self._tell(heartbeat):
-                    group.fail(
+                if (ended := self._tell(heartbeat)) and self._group:
+                    self._group.fail(
                         errors.RankLost(f"generation {heartbeat.generation} of {heartbeat.group} has ended: {ended}")
                     )
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -46,23 +46,24 @@ class Packing:
         return [found[number] for number in range(len(self._kinds))]
 
 
-def packed(arrays: Sequence[np.ndarray], call: Callable[[np.ndarray], object]) -> list[np.ndarray]:
-    """Applies a collective to copies of arrays, in few calls.
+def sums_of(group: Group, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns the sums of the arrays of all processes, in few calls.
 
     Args:
-        arrays: the arrays.
-        call: replaces a flat array in place, such as `Group.all_reduce`.
+        group: the group, whose processes all call it.
+        arrays: this process's arrays, in the shapes and dtypes of the others.
 
     Returns:
         New arrays.
     """
-    packing = Packing((it.shape, it.dtype) for it in arrays)
+    kinds = [(it.shape, it.dtype) for it in arrays]
+    packing, layout = Packing(kinds), [(shape, dtype.name) for shape, dtype in kinds]
     flats = packing.empty()
     results = packing.parts(flats)
     for result, array in zip(results, arrays, strict=True):
         result[...] = array
     for flat in flats:
-        call(flat)
+        group.all_reduce(flat, layout=layout)
     return results
 
 
@@ -82,4 +83,4 @@ def gathered(group: Group, array: np.ndarray, axis: int) -> np.ndarray:
     return np.moveaxis(np.concatenate(parts), 0, axis)
 
 
-__all__ = ["Packing", "gathered", "packed"]
+__all__ = ["Packing", "gathered", "sums_of"]

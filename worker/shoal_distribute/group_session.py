@@ -15,6 +15,7 @@ from shoal.v1 import header_pb2
 from shoal.variables import Variable, variable_from_array
 from shoal_distribute.collectives import Group
 from shoal_distribute.group_arrays import Packing
+from shoal_worker.arrays import on_host
 
 _OUTCOMES: tuple[Literal["accepted", "dropped_late", "skipped", "sent"], ...] = (
     "accepted",
@@ -146,15 +147,15 @@ class GroupSession:
             RanksDisagree: the processes gave gradients, updates or metrics of other names. Nothing was pushed.
             ShoalError: see `shoal.Session.push`. All processes get its errors.
         """
-        refused: errors.ShoalError | None = None
+        refused: Exception | None = None
         given: dict[str, np.ndarray] = {}
-        numbers = {name: float(it) for name, it in (metrics or {}).items()}
+        numbers: dict[str, float] = {}
         try:
-            if not 0 < weight < float("inf"):
-                raise errors.BadRequest(f"the weight of a push is {weight}; it must be finite and above 0")
+            numbers = {name: float(it) for name, it in (metrics or {}).items()}
+            _check_weight(weight)
             given = self._checked(gradients, trainable=True) | self._checked(updates or {}, trainable=False)
-        except errors.ShoalError as error:
-            refused = error
+        except Exception as error:  # the others wait for this process: `_joined` tells them, then raises it
+            refused, weight = error, 0.0
         return self._joined(given, numbers, weight, refused)
 
     def skip(self) -> shoal.PushResult:
@@ -240,7 +241,7 @@ class GroupSession:
         self.close()
 
     def _joined(
-        self, given: dict[str, np.ndarray], metrics: dict[str, float], weight: float, refused: errors.ShoalError | None
+        self, given: dict[str, np.ndarray], metrics: dict[str, float], weight: float, refused: Exception | None
     ) -> shoal.PushResult:
         names: Names = (tuple(sorted(given)), tuple(sorted(metrics)))
         row = np.array([_checksum(names), weight, refused is not None], np.float64)
@@ -299,9 +300,9 @@ class GroupSession:
     def _checked(self, arrays: Mapping[str, Any], *, trainable: bool) -> dict[str, np.ndarray]:
         found: dict[str, np.ndarray] = {}
         for name, it in arrays.items():
-            variable, array = self._variables.get(name), np.asarray(it)
             if it is None:
                 continue
+            variable, array = self._variables.get(name), on_host(it)
             if variable is None or variable.trainable is not trainable:
                 kind = "trainable variable" if trainable else "variable that is not trainable"
                 raise errors.InvalidGradient(f"job {self.job} has no {kind} {name}", variable=name)
@@ -339,16 +340,25 @@ class GroupSession:
             count: how many numbers `work` returns.
         """
         answer, raised = np.zeros(count + 1, np.int64), None
+        said = b""
         if self.group.rank == 0:
             try:
                 answer[1:] = work()
-            except errors.ShoalError as error:
+            except Exception as error:  # the others wait for this process
                 answer[0], raised = 1, error
+                named = f"rank 0 of the group has raised {type(error).__name__}: {error}"
+                told = error if isinstance(error, errors.ShoalError) else errors.InternalError(named)
+                said = _rpc.detail_of(told).SerializeToString()
         self.group.broadcast(answer)
         if not answer[0]:
             return [int(it) for it in answer[1:]]
-        said = self._text(_rpc.detail_of(raised).SerializeToString() if raised else b"", 0)
+        said = self._text(said, 0)
         raise raised or _rpc.error_of(header_pb2.ErrorDetail.FromString(said))
+
+
+def _check_weight(weight: float) -> None:
+    if not 0 < weight < float("inf"):
+        raise errors.BadRequest(f"the weight of a push is {weight}; it must be finite and above 0")
 
 
 def _checksum(told: object) -> int:

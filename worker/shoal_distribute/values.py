@@ -67,7 +67,7 @@ def regrouped(trees: Sequence[Any]) -> Any:
     if isinstance(first, dict) and all(it.keys() == first.keys() for it in trees):
         return {key: regrouped([it[key] for it in trees]) for key in first}
     if isinstance(first, tuple | list) and all(len(it) == len(first) for it in trees):
-        return _rebuilt(first, [regrouped(parts) for parts in zip(*trees, strict=True)])
+        return rebuilt(first, [regrouped(parts) for parts in zip(*trees, strict=True)])
     return PerReplica(trees)
 
 
@@ -75,11 +75,11 @@ def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: _mapped(function, value) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
-        return _rebuilt(tree, [_mapped(function, value) for value in tree])
+        return rebuilt(tree, [_mapped(function, value) for value in tree])
     return function(tree)
 
 
-def _rebuilt(like: Any, parts: list[Any]) -> Any:
+def rebuilt(like: Any, parts: list[Any]) -> Any:
     """Returns the parts in a container of the same type: a list, a tuple or a named tuple."""
     return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
 
@@ -205,5 +205,6 @@ __all__ = [
     "PerReplica",
     "check_scope",
     "part_of",
+    "rebuilt",
     "regrouped",
 ]

@@ -130,7 +130,7 @@ class RankGroup:
             rank = self._rank_of(candidate.process_id)
             if rank is not None:
                 self._end(f"rank {rank} of {self._size} has left it, and joins again", candidate.process_id)
-            elif len(self._seats) < self.ranks:
+            elif len(self._seats) < self.ranks and now >= self._learns_until:
                 self._end("another process joins")
         if generation > self.generation:
             self._restarted(now, generation)

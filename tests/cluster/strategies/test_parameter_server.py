@@ -26,6 +26,8 @@ from shoal_distribute import (
     Strategy,
 )
 from support.clusters.local import local_cluster
+from support.programs.fitted_model import X as X_FITTED
+from support.programs.fitted_model import Y as Y_FITTED
 from support.programs.fitted_model import check_equals_one_process, fitted
 from support.ranks import run_ranks, succeeded
 from support.scraping import scrape
@@ -263,6 +265,26 @@ def test_the_gradients_of_a_given_group_are_added_in_other_modes(client: shoal.C
     succeeded(workers)
 
 
+def test_fit_in_a_group_takes_a_last_batch_that_leaves_a_worker_without_samples(client: shoal.Client) -> None:
+    few, validation = (X_FITTED[:9], Y_FITTED[:9]), (X_FITTED[:1], Y_FITTED[:1])
+
+    def worker(group: Group) -> tuple[list[np.ndarray], list[float]]:
+        mode, devices = shoal.Synchronous(), ["/cpu:0"]
+        strategy = ParameterServerStrategy(
+            client=client, job="few", group=group, workers=2, consistency=mode, devices=devices
+        )
+        try:
+            return fitted(strategy, data=few, validation_data=validation)
+        finally:
+            strategy.close()
+
+    weights, losses = fitted(None, data=few)
+    for found, found_losses in succeeded(run_ranks(2, worker)):
+        np.testing.assert_allclose(found_losses, losses, rtol=1e-10)
+        for own, wanted in zip(found, weights, strict=True):
+            np.testing.assert_allclose(own, wanted, rtol=1e-10)
+
+
 NUMBERS = np.arange(36.0)
 
 
@@ -341,6 +363,8 @@ def test_mistakes_of_a_member_are_named_and_push_nothing(client: shoal.Client) -
         own, w, seen = group.rank == 1, np.float64(1), {"seen": np.float64(1)}
         with pytest.raises(errors.RanksDisagree, match="rank 1 of the group has other variables"):
             GroupSession(group, client, "differ", {"w": np.zeros(1 + own)})
+        with pytest.raises(errors.InternalError if own else TypeError, match="batchsize"):
+            group_session(client, group, "mistyped", batchsize=1)
         with group_session(client, group, "group-mistakes") as session:
             session.pull()
             with pytest.raises(
@@ -351,6 +375,8 @@ def test_mistakes_of_a_member_are_named_and_push_nothing(client: shoal.Client) -
                 errors.BadRequest if own else errors.InvalidGradient, match="weight" if own else "rank 1 of the group"
             ):
                 session.push({"w": w}, updates=seen, weight=0 if own else 1)
+            with pytest.raises(ValueError if own else errors.InvalidGradient):
+                session.push({"w": w}, updates=seen, metrics={"loss": "low" if own else 1.0})  # type: ignore[dict-item]
             with pytest.raises(errors.RanksDisagree, match="ranks 0, 1 of the group push"):
                 session.push({"w": w}, updates=seen, metrics={"loss": 1.0} if own else None)
             with pytest.raises(errors.NonFiniteGradient):

@@ -63,9 +63,9 @@ def test_a_full_bucket_is_reduced_before_the_step_ends() -> None:
     reduced = threading.Event()
 
     class Observed(Group):
-        def all_reduce(self, array: Any, op: ReduceOp = ReduceOp.SUM) -> Any:
+        def all_reduce(self, array: Any, op: ReduceOp = ReduceOp.SUM, *, layout: object = None) -> Any:
             reduced.set()
-            return super().all_reduce(array, op)
+            return super().all_reduce(array, op, layout=layout)
 
     (listening,) = sockets(1)
     at = addresses([listening])

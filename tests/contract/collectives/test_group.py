@@ -1,5 +1,6 @@
 """Collectives of ranks on loopback: results, bits, bytes and failures, over connections and through shared memory."""
 
+import threading
 from typing import Any
 
 import ml_dtypes
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 
 from shoal import errors
+from shoal._transport import Lane
 from shoal_distribute.collectives import Group, ReduceOp
+from shoal_distribute.group_arrays import sums_of
 from support.ranks import run_ranks, succeeded
 
 SIZES = [0, 1, 5, 8_191, 300_007, 1_000_003]
@@ -96,6 +99,33 @@ def test_a_ring_takes_the_fewest_rounds_and_bytes(ranks: int) -> None:
     assert succeeded(run_ranks(ranks, work, share=False)) == [(2 * (ranks - 1), fewest)] * ranks
 
 
+@pytest.mark.parametrize("root", [0, 2])
+def test_each_rank_passes_on_a_large_broadcast_once(root: int) -> None:
+    array = np.arange(300_007.0)
+
+    def work(group: Group) -> int:
+        np.testing.assert_array_equal(group.broadcast(array.copy() if group.rank == root else array * 0, root), array)
+        return group.sent_bytes
+
+    sent = [array.nbytes] * 4
+    sent[(root - 1) % 4] = 0  # the last one of the chain
+    assert succeeded(run_ranks(4, work, share=False)) == sent
+
+
+def test_a_sending_thread_that_fails_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    send = Lane.send
+
+    def fails(lane: Lane, *args: Any, **options: Any) -> None:
+        if threading.current_thread().name == "rank 1 sends":
+            raise ValueError("the frame is too large")
+        send(lane, *args, **options)
+
+    monkeypatch.setattr(Lane, "send", fails)
+    results = run_ranks(3, lambda group: group.all_reduce(np.zeros(100_000)), share=False)
+    assert all(isinstance(it, errors.InternalError) for it in results), results
+    assert all("rank 1 cannot send to rank 2: ValueError: the frame is too large" in str(it) for it in results)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_that_make_other_calls_are_named(ranks: int, share: bool) -> None:
     def work(group: Group) -> None:
@@ -109,6 +139,20 @@ def test_ranks_that_make_other_calls_are_named(ranks: int, share: bool) -> None:
     assert all(isinstance(it, errors.RanksDisagree) for it in results), results
     assert all("rank 1 makes all_reduce of 4 float64 by sum" in str(it) for it in results)
     assert all("of 5 float64" in str(it) for it in results)
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "all_gather", "broadcast", "packed"])
+def test_ranks_whose_arrays_have_other_shapes_are_named(call: str) -> None:
+    def work(group: Group) -> None:
+        array = np.zeros((2, 3) if group.rank else (3, 2))
+        if call == "packed":
+            sums_of(group, [array[0], array[1:]])
+        else:
+            getattr(group, call)(array)
+
+    results = run_ranks(2, work, share=False)
+    assert all(isinstance(it, errors.RanksDisagree) for it in results), results
+    assert all("with another shape" in str(it) for it in results)
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "barrier"])
@@ -128,6 +172,16 @@ def test_a_rank_that_has_ended_is_named(call: str, share: bool) -> None:
     for it in others:
         assert isinstance(it, errors.RankLost), it
         assert "rank 2 of 3" in str(it)
+
+
+def test_a_group_that_was_closed_says_so(share: bool) -> None:
+    def work(group: Group) -> None:
+        group.barrier()
+        group.close()
+        with pytest.raises(errors.RankLost, match=f"rank {group.rank} of 2 has left the group"):
+            group.check()
+
+    succeeded(run_ranks(2, work, share=share))
 
 
 def test_arrays_that_cannot_be_reduced_are_refused() -> None:

@@ -8,6 +8,7 @@ import pytest
 from shoal import errors
 from shoal._transport import TokenSecurity
 from shoal_distribute.collectives import Group
+from shoal_distribute.collectives.watch import Watch
 from support.ranks import SECURITY, addresses, sockets
 
 
@@ -31,6 +32,37 @@ def test_a_person_is_told_which_ranks_are_missing(
     with pytest.raises(errors.RankLost):
         Group.open(0, at, security=SECURITY, listening=listening[0], within_s=0.3)
     assert f"rank 0 of 2 waits for rank 1 ({at[1]})" in caplog.text
+
+
+def test_a_rank_that_stops_before_its_first_heartbeat_is_lost_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, lost, said = Watch.start, threading.Event(), list[str]()
+
+    def start_late(watch: Watch) -> None:
+        assert watch.rank == 0 or lost.wait(30)
+        start(watch)
+
+    monkeypatch.setattr(Watch, "start", start_late)
+    listening = sockets(2)
+    at = addresses(listening)
+
+    def run(rank: int) -> None:
+        with Group.open(
+            rank, at, security=SECURITY, listening=listening[rank], within_s=1.0, silent_s=0.2, share=False
+        ) as group:
+            try:
+                group.barrier()
+            except errors.RankLost as error:
+                said.append(error.message)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    threads[0].join(10)
+    found = list(said)
+    lost.set()
+    for thread in threads:
+        thread.join(30)
+    assert [it.split(" for ")[0] for it in found] == ["rank 1 of 2 has sent no heartbeat"]
 
 
 def test_too_many_ranks_are_refused() -> None:

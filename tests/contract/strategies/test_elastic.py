@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from shoal import errors, optim
 from shoal.data import from_arrays
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
-from shoal_distribute import MultiWorkerMirroredStrategy, keras
+from shoal_distribute import MultiWorkerMirroredStrategy, OneDeviceStrategy, Strategy, keras
 from support.programs.fitted_model import X, Y, fitted
 
 T = TypeVar("T")
@@ -67,6 +67,7 @@ def test_survivors_go_on_and_a_new_process_takes_their_state(coordinator: str) -
         with strategy.scope():
             optimizer = optim.Momentum(1.0, momentum=0.5)
             weights = strategy.create_variable("w", np.full(5, float(strategy.rank)))
+            scalar = strategy.create_variable("scalar", np.array(float(strategy.rank)))
             strategy.adopt_optimizer(optimizer)
         sizes: dict[int, int] = {}
 
@@ -78,13 +79,15 @@ def test_survivors_go_on_and_a_new_process_takes_their_state(coordinator: str) -
                     processes.start(1)
                 while True:  # until the new process joins
                     strategy.reduce("sum", 1.0)
-            strategy.run(lambda: strategy.apply_gradients(optimizer, [(np.ones(5), weights)]))
+            strategy.run(lambda: strategy.apply_gradients(optimizer, [(np.ones(5), weights), (np.ones(()), scalar)]))
             sizes[number] = strategy.num_replicas_in_sync
 
+        assert strategy.progress == 0  # until the process takes the state of another one
         while strategy.progress < 12:
             strategy.elastic(step, strategy.progress)
         assert strategy.iterations(optimizer) == strategy.progress
         assert np.ptp(weights.numpy()) == 0
+        assert scalar.numpy() == weights.numpy()[0]
         return strategy.progress, float(weights.numpy()[0]), sizes
 
     processes = Processes(coordinator, "custom", work)
@@ -102,6 +105,29 @@ def test_survivors_go_on_and_a_new_process_takes_their_state(coordinator: str) -
         velocity = 0.5 * velocity + sizes[number]
         weights -= velocity
     assert done[0][1] == weights
+
+
+def test_a_step_that_was_applied_before_a_loss_is_not_repeated(coordinator: str) -> None:
+    def work(strategy: MultiWorkerMirroredStrategy) -> tuple[int, int]:
+        with strategy.scope():
+            optimizer = optim.SGD(1.0)
+            weights = strategy.create_variable("w", np.zeros(1))
+            strategy.adopt_optimizer(optimizer)
+
+        def step(number: int) -> None:
+            strategy.run(lambda: strategy.apply_gradients(optimizer, [(np.ones(1), weights)]))
+            if number == 2 and strategy.input_pipelines == 3 and strategy.rank == 1:
+                raise Gives
+            strategy.reduce("sum", 1.0)
+
+        while strategy.progress < 4:
+            strategy.elastic(step, strategy.progress)
+        return strategy.iterations(optimizer), round(float(weights.numpy()[0]))
+
+    processes = Processes(coordinator, "applied", work)
+    processes.start(3)
+    done = [it for it in processes.ended() if not isinstance(it, Gives)]
+    assert done == [(4, -(3 * 3 + 2))] * 2
 
 
 @pytest.mark.parametrize("kind", ["arrays", "data set"])
@@ -141,9 +167,48 @@ def loses_a_rank() -> None:
     raise errors.RankLost("rank 1 of 2 has ended")
 
 
-def test_mistakes_are_named(coordinator: str) -> None:
+def test_evaluate_begins_again_when_a_process_is_lost_or_joins(coordinator: str) -> None:
+    failed = threading.Event()
+
+    class Joins(keras.callbacks.Callback):
+        """In the second evaluation, another process joins."""
+
+        def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+            strategy = self.model.strategy
+            if batch == 1 and strategy.input_pipelines == 2:
+                if strategy.input_pipeline_id == 0:
+                    processes.start(1)
+                while True:  # until the new process joins
+                    strategy.reduce("sum", 1.0)
+
+    def evaluated(strategy: Strategy) -> tuple[list[float], list[float]]:
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, dtype="float64", name="head")])
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile("sgd", loss, metrics=["accuracy"])
+        model.set_weights([np.full((6, 3), 0.1) * np.arange(3), np.zeros(3)])
+        model.fit(X, Y, batch_size=16, epochs=2, verbose=0, shuffle=False)
+        if strategy.input_pipeline_id == 2 and not failed.is_set():
+            failed.set()
+            raise Gives
+        first = model.evaluate(X, Y, batch_size=8, verbose=0)
+        return first, model.evaluate(X[:16], Y[:16], batch_size=8, verbose=0, callbacks=[Joins()])
+
+    processes = Processes(coordinator, "evaluates", evaluated)
+    processes.start(3)
+    done = [it for it in processes.ended() if not isinstance(it, Gives)]
+    first, second = evaluated(OneDeviceStrategy("/cpu:0"))
+    assert len(done) == 3
+    np.testing.assert_allclose([it[1] for it in done], [second] * 3)
+    assert sum(np.allclose(it[0], first) for it in done) == 2  # the process that joined has not evaluated
+
+
+def test_mistakes_are_named(coordinator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.BadRequest, match="give workers=N"):
         MultiWorkerMirroredStrategy(devices=["/cpu:0"], coordinator=coordinator)
+    monkeypatch.setenv("SHOAL_COORDINATOR", coordinator)
+    with pytest.raises(errors.BadRequest, match="give workers=N"):
+        MultiWorkerMirroredStrategy(devices=["/cpu:0"])
     with pytest.raises(errors.LimitExceeded, match="the limit GROUP_RANKS is 256"):
         MultiWorkerMirroredStrategy(devices=["/cpu:0"], coordinator=coordinator, workers=257, group_name="large")
     with pytest.raises(errors.BadRequest, match="has 2 ranks, but a minimum of 3; give 1 to 2"):
@@ -151,6 +216,7 @@ def test_mistakes_are_named(coordinator: str) -> None:
             devices=["/cpu:0"], coordinator=coordinator, workers=2, min_workers=3, group_name="minimum"
         )
 
+    monkeypatch.delenv("SHOAL_COORDINATOR")
     with MultiWorkerMirroredStrategy(devices=["/cpu:0"]) as fixed, pytest.raises(errors.RankLost) as lost:
         fixed.elastic(loses_a_rank)
     assert lost.value.__notes__ == ["start all processes again, from a checkpoint, or use an elastic group (workers=N)"]

@@ -266,6 +266,16 @@ def test_workers_end_when_the_chief_dies(monkeypatch: pytest.MonkeyPatch) -> Non
         assert "the chief does not connect with worker" in error.message
 
 
+def test_a_worker_without_a_chief_says_that_it_has_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_calls, "START_S", 0.05)
+    calls = WorkerCalls(1, sockets(1)[0], SECURITY, contextlib.nullcontext)
+    try:
+        with pytest.raises(errors.Unreachable, match="it has not started yet, or cannot reach this worker"):
+            calls.join()
+    finally:
+        calls.close()
+
+
 def test_a_worker_that_is_too_late_hears_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chief_calls, "LINGER_S", 0.0)
 

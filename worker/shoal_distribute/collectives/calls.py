@@ -2,6 +2,7 @@
 
 import enum
 import struct
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from shoal import errors
 
-_CALL = struct.Struct("<QBB16sQI")
+_CALL = struct.Struct("<QBB16sQII")
 
 
 class ReduceOp(enum.Enum):
@@ -56,6 +57,7 @@ class CollectiveCall:
         elements: number of elements of the array.
         op: how arrays are reduced; SUM for calls that reduce nothing.
         root: the rank whose array is broadcast; 0 for other calls.
+        layout: checksum of the array's shape, or of what the caller says of its elements; see `layout_of`.
     """
 
     number: int
@@ -64,6 +66,7 @@ class CollectiveCall:
     elements: int = 0
     op: ReduceOp = ReduceOp.SUM
     root: int = 0
+    layout: int = 0
 
     def __str__(self) -> str:
         of = f" of {self.elements:,} {self.dtype}" if self.dtype else ""
@@ -74,7 +77,7 @@ class CollectiveCall:
     def encode(self) -> bytes:
         """Returns the bytes that tell another rank of this call."""
         kind, op = _COLLECTIVES.index(self.collective), _OPS.index(self.op)
-        return _CALL.pack(self.number, kind, op, self.dtype.encode(), self.elements, self.root)
+        return _CALL.pack(self.number, kind, op, self.dtype.encode(), self.elements, self.root, self.layout)
 
     @classmethod
     def decode(cls, data: bytes) -> "CollectiveCall":
@@ -84,11 +87,16 @@ class CollectiveCall:
             BadFrame: the bytes are no call.
         """
         try:
-            number, kind, op, dtype, elements, root = _CALL.unpack(data)
+            number, kind, op, dtype, elements, root, layout = _CALL.unpack(data)
             name = dtype.rstrip(b"\0").decode("ascii")
-            return cls(number, _COLLECTIVES[kind], name, elements, _OPS[op], root)
+            return cls(number, _COLLECTIVES[kind], name, elements, _OPS[op], root, layout)
         except (struct.error, IndexError, UnicodeDecodeError) as error:
             raise errors.BadFrame(f"{len(data)} bytes are not a collective call: {error}") from None
 
 
-__all__ = ["Collective", "CollectiveCall", "ReduceOp"]
+def layout_of(told: object) -> int:
+    """Returns a checksum of an array's shape, or of the shapes and dtypes of the arrays that it packs."""
+    return zlib.crc32(repr(told).encode())
+
+
+__all__ = ["Collective", "CollectiveCall", "ReduceOp", "layout_of"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal import _tracing, errors
 from shoal._transport import Security, Segment, SegmentUnavailable, remove_stale
-from shoal_distribute.collectives.calls import Collective, CollectiveCall, ReduceOp
+from shoal_distribute.collectives.calls import Collective, CollectiveCall, ReduceOp, layout_of
 from shoal_distribute.collectives.meeting import connect
 from shoal_distribute.collectives.mesh import Mesh
 from shoal_distribute.collectives.ring import run_ring
@@ -31,7 +31,7 @@ A = TypeVar("A", bound=np.ndarray[Any, Any])
 class Group:
     """One rank of a group, which calls each collective at the same time as all others.
 
-    All ranks must make the same calls in the same order, with arrays of the same size and dtype. Each rank gets the
+    All ranks must make the same calls in the same order, with arrays of the same shape and dtype. Each rank gets the
     same bits: a sum is added in one order, once. If a rank ends, stalls or makes another call, all ranks get an error
     that names it within seconds, and the group cannot be used any more.
 
@@ -132,12 +132,14 @@ class Group:
         """Returns the times of all ranks over the last minute, as their heartbeats have told them: 1 s late or less."""
         return self._mesh.times.timings()
 
-    def all_reduce(self, array: A, op: ReduceOp = ReduceOp.SUM) -> A:
+    def all_reduce(self, array: A, op: ReduceOp = ReduceOp.SUM, *, layout: object = None) -> A:
         """Replaces an array by the sum or the mean of the arrays of all ranks.
 
         Args:
             array: a contiguous, writable array of numbers.
             op: how the arrays are joined.
+            layout: what the elements are, for an array that packs several: their shapes, for example. It must have
+                the same `repr` in all ranks. None means the array's shape.
 
         Returns:
             The same array.
@@ -147,7 +149,7 @@ class Group:
             RankLost, RanksDisagree: see the class.
         """
         flat = _flat(array, op)
-        with self._call(Collective.ALL_REDUCE, flat, op):
+        with self._call(Collective.ALL_REDUCE, flat, layout or array.shape, op):
             if self._shared:
                 self._shared.all_reduce(flat, op)
             elif flat.nbytes <= SMALL_BYTES:
@@ -173,7 +175,7 @@ class Group:
         """
         flat = _flat(array, op)
         parts = slices(flat.size, self.ranks)
-        with self._call(Collective.REDUCE_SCATTER, flat, op):
+        with self._call(Collective.REDUCE_SCATTER, flat, array.shape, op):
             if self.ranks > 1:
                 run_ring(self._mesh, flat, parts, ring(self.rank, self.ranks, gather=False), op)
         return flat[parts[self.rank]]
@@ -194,7 +196,7 @@ class Group:
         gathered = np.empty((self.ranks, *array.shape), array.dtype)
         gathered[self.rank] = array
         flat = _flat(gathered, ReduceOp.SUM)
-        with self._call(Collective.ALL_GATHER, flat):
+        with self._call(Collective.ALL_GATHER, flat, array.shape):
             if self.ranks > 1 and flat.size:
                 parts = slices(flat.size, self.ranks)
                 run_ring(self._mesh, flat, parts, ring(self.rank, self.ranks, scatter=False), ReduceOp.SUM)
@@ -217,7 +219,7 @@ class Group:
         if not 0 <= root < self.ranks:
             raise errors.BadRequest(f"root is {root}; a group of {self.ranks} has the ranks 0 to {self.ranks - 1}")
         flat = _flat(array, ReduceOp.SUM)
-        with self._call(Collective.BROADCAST, flat, root=root):
+        with self._call(Collective.BROADCAST, flat, array.shape, root=root):
             if self._shared:
                 self._shared.broadcast(flat, root)
             else:
@@ -231,7 +233,7 @@ class Group:
             RankLost, RanksDisagree: see the class.
         """
         token = np.zeros(1, np.uint8)
-        with self._call(Collective.BARRIER, token[:0]):
+        with self._call(Collective.BARRIER, token[:0], ()):
             reduce_to_root(self._mesh, token, ReduceOp.SUM)
             send_from_root(self._mesh, token)
 
@@ -249,10 +251,10 @@ class Group:
 
     def close(self) -> None:
         """Leaves the group. The other ranks get RankLost when they wait for this one. Further calls have no effect."""
+        self._mesh.close()  # first: a thread that waits in shared memory sees that, and leaves it
         if self._shared:
             self._shared.close()
             self._shared = None
-        self._mesh.close()
         self._stop()
 
     def __enter__(self) -> Self:
@@ -288,10 +290,15 @@ class Group:
 
     @contextlib.contextmanager
     def _call(
-        self, collective: Collective, flat: np.ndarray[Any, Any], op: ReduceOp = ReduceOp.SUM, root: int = 0
+        self,
+        collective: Collective,
+        flat: np.ndarray[Any, Any],
+        layout: object,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int = 0,
     ) -> Iterator[None]:
         """Makes the ranks agree on a call, and measures it with the block, which makes it."""
-        call = CollectiveCall(self._calls, collective, flat.dtype.name, flat.size, op, root)
+        call = CollectiveCall(self._calls, collective, flat.dtype.name, flat.size, op, root, layout_of(layout))
         self._calls += 1
         times, began = self.times, time.perf_counter()
         waited = times.wait

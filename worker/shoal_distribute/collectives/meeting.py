@@ -185,7 +185,9 @@ def connect(
             link.close()
         stop()
         raise
-    return Mesh(rank, opened, meeting.accepted, watched | meeting.watched, silent_s=silent_s), stop
+    left_s = max(0.0, deadline - time.monotonic())  # others may need as long to connect
+    all_watched = watched | meeting.watched
+    return Mesh(rank, opened, meeting.accepted, all_watched, silent_s=silent_s, meeting_s=left_s), stop
 
 
 def _listener(bound: socket.socket, meeting: _Meeting, security: Security) -> Listener:

@@ -5,10 +5,12 @@ while another one receives. They have no time limit: `watch` ends them if a rank
 """
 
 import contextlib
+import math
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,8 @@ from shoal_distribute.collectives.watch import SILENT_S, RankFrame, Watch
 from shoal_distribute.threads import start_thread
 
 _CALL_BYTES = 64
+# Bytes of one frame of a large array. A rank adds or passes on one frame while it receives the next.
+FRAME_BYTES = 1 << 20
 # Frames of arrays have a multiple of a cache line's bytes, and so has what precedes the array in them. Then the kernel
 # copies between aligned addresses; otherwise an all-reduce over loopback takes 5% more processor time on AMD's Zen 3.
 _LINE = bytes(64)
@@ -37,6 +41,7 @@ class Mesh:
         accepted: connections from all other ranks, by rank.
         watched: connections to all other ranks, by rank, on which they watch each other.
         silent_s: seconds without a heartbeat after which a rank counts as lost.
+        meeting_s: see `Watch`.
 
     Attributes:
         rank: this rank.
@@ -54,15 +59,23 @@ class Mesh:
         watched: Mapping[int, Connection],
         *,
         silent_s: float = SILENT_S,
+        meeting_s: float = math.inf,
     ) -> None:
         self.rank, self.ranks = rank, len(opened) + 1
         self.sent_bytes = self.rounds = 0
+        self._closed = False
         self._opened, self._accepted = dict(opened), dict(accepted)
         self._sends: queue.SimpleQueue[tuple[int, np.ndarray[Any, Any]] | threading.Event | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
         self.times = TimesBoard(rank, self.ranks)
         self._watch = Watch(
-            rank, watched, self._close_all, silent_s, told=self.times.told, reported=self.times.reported
+            rank,
+            watched,
+            self._close_all,
+            silent_s,
+            meeting_s=meeting_s,
+            told=self.times.told,
+            reported=self.times.reported,
         )
         self._watch.start()
 
@@ -80,10 +93,11 @@ class Mesh:
         link = self._begin(previous, RankFrame.CALL, _CALL_BYTES, waits=True)
         theirs = CollectiveCall.decode(bytes(link.payload()))
         if theirs != call:
+            other = " with another shape" if replace(theirs, layout=call.layout) == call else ""
             raise self._watch.fail(
                 errors.RanksDisagree(
-                    f"rank {previous} makes {theirs}, and rank {self.rank} makes {call}; all ranks must make the same "
-                    "calls in the same order, with arrays of the same size and dtype",
+                    f"rank {previous} makes {theirs}{other}, and rank {self.rank} makes {call}; all ranks must make "
+                    "the same calls in the same order, with arrays of the same shape and dtype",
                     rank=previous,
                 )
             )
@@ -106,9 +120,10 @@ class Mesh:
         Raises:
             RankLost, RanksDisagree: a rank has failed.
         """
-        done = threading.Event()
-        self._sends.put(done)
-        done.wait()
+        if self._sender:
+            done = threading.Event()
+            self._sends.put(done)
+            done.wait()
         self.check()
 
     def receive(self, rank: int, array: np.ndarray[Any, Any], *, waits: bool = False) -> None:
@@ -137,10 +152,12 @@ class Mesh:
         """Looks, without waiting, whether a rank has failed.
 
         Raises:
-            RankLost, RanksDisagree: it has.
+            RankLost, RanksDisagree: it has, or this rank has left the group.
         """
         if self._watch.failure:
             raise self._watch.failure
+        if self._closed:
+            raise errors.RankLost(f"rank {self.rank} of {self.ranks} has left the group", rank=self.rank)
 
     def has_left(self, rank: int) -> bool:
         """Whether a rank has left the group. It may have finished all calls before."""
@@ -156,6 +173,7 @@ class Mesh:
 
     def close(self) -> None:
         """Leaves the group: closes all connections. The other ranks get RankLost if they wait for this one."""
+        self._closed = True
         self._watch.leave()
         self._close_all()
         if self._sender:
@@ -192,8 +210,23 @@ class Mesh:
             if isinstance(item, threading.Event):
                 item.set()
             elif self._watch.failure is None:
-                with contextlib.suppress(errors.ShoalError):  # `flush` raises it
-                    self._send(item[0], RankFrame.DATA, _framed(item[1]))
+                self._send_item(*item)
+
+    def _send_item(self, rank: int, array: np.ndarray[Any, Any]) -> None:
+        """Sends an array, or ends the group: `flush` raises why."""
+        try:
+            with contextlib.suppress(errors.ShoalError):  # the group has ended
+                self._send(rank, RankFrame.DATA, _framed(array))
+        except Exception as error:
+            reason = f"rank {self.rank} cannot send to rank {rank}: {type(error).__name__}: {error}"
+            self._watch.fail(errors.InternalError(reason))
+
+
+def frames_of(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+    """Yields the parts of an array of one dimension that are sent as one frame each."""
+    step = max(1, FRAME_BYTES // array.itemsize)
+    for start in range(0, array.size, step):
+        yield array[start : start + step]
 
 
 def _framed(array: np.ndarray[Any, Any]) -> list[Buffer]:
@@ -210,4 +243,4 @@ def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-__all__ = ["Mesh"]
+__all__ = ["FRAME_BYTES", "Mesh", "frames_of"]

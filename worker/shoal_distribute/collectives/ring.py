@@ -6,11 +6,8 @@ from typing import Any
 import numpy as np
 
 from shoal_distribute.collectives.calls import ReduceOp
-from shoal_distribute.collectives.mesh import Mesh
+from shoal_distribute.collectives.mesh import FRAME_BYTES, Mesh, frames_of
 from shoal_distribute.collectives.schedule import RingRound
-
-# Bytes of one frame. A rank adds one frame while it receives the next, so that no core waits.
-_FRAME_BYTES = 1 << 20
 
 
 def run_ring(
@@ -29,15 +26,15 @@ def run_ring(
     """
     following, previous = (mesh.rank + 1) % mesh.ranks, (mesh.rank - 1) % mesh.ranks
     planned = list(rounds)
-    scratch = np.empty(min(_FRAME_BYTES // flat.itemsize, flat.size), flat.dtype)
+    scratch = np.empty(min(FRAME_BYTES // flat.itemsize, flat.size), flat.dtype)
     if planned:
-        for frame in _frames(flat[parts[planned[0].sends]]):
+        for frame in frames_of(flat[parts[planned[0].sends]]):
             mesh.send_soon(following, frame)
     for number, each in enumerate(planned):
         mesh.rounds += 1
         last = number + 1 == len(planned)
         complete = last or not planned[number + 1].reduces  # what is added now is the sum of all ranks
-        for place, frame in enumerate(_frames(flat[parts[each.receives]])):
+        for place, frame in enumerate(frames_of(flat[parts[each.receives]])):
             counted = place == 0  # each round brings the first data of one more rank
             if each.reduces:
                 received = scratch[: frame.size]
@@ -50,12 +47,6 @@ def run_ring(
             if not last:
                 mesh.send_soon(following, frame)
     mesh.flush()
-
-
-def _frames(part: np.ndarray[Any, Any]) -> Iterable[np.ndarray[Any, Any]]:
-    step = max(1, _FRAME_BYTES // part.itemsize)
-    for start in range(0, part.size, step):
-        yield part[start : start + step]
 
 
 __all__ = ["run_ring"]

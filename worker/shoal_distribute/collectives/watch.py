@@ -17,8 +17,8 @@ from shoal._transport import Connection, Frames, received_error, send_error
 
 # Seconds between two heartbeats, and of silence after which a rank counts as lost. Nobody waits longer than 10 s.
 _INTERVAL_S, SILENT_S = 1.0, 7.0
-# Seconds until the first heartbeat: another rank may still wait for the rest of the group.
-_MEETING_S = 60.0
+# The most seconds until the first heartbeat. Each rank is there, but may still connect with others: up to 256 of them.
+_MEETING_S = 20.0
 # For one frame, and for telling all other ranks of a failure or of the end.
 TELL_S = 1.0
 
@@ -49,6 +49,7 @@ class Watch:
         connections: a connection to each other rank, by rank.
         failed: called once, by any thread, when a rank has failed; it wakes the threads that wait for data.
         silent_s: seconds without a heartbeat after which a rank counts as lost.
+        meeting_s: seconds in which the other ranks may still connect with each other, before their first heartbeat.
         told: returns what this rank's next heartbeat carries.
         reported: gets the number of a rank, and what its heartbeat carries.
     """
@@ -60,11 +61,13 @@ class Watch:
         failed: Callable[[], None],
         silent_s: float = SILENT_S,
         *,
+        meeting_s: float = _MEETING_S,
         told: Callable[[], bytes] = bytes,
         reported: Callable[[int, bytes], None] = lambda _rank, _said: None,
     ) -> None:
         self.rank, self.ranks = rank, len(connections) + 1
         self._told, self._reported = told, reported
+        self._meeting_s = min(meeting_s, _MEETING_S)
         self._connections, self._failed, self._silent_s = dict(connections), failed, silent_s
         self._changed = threading.Condition()  # guards _failure, _left, _closing and _wake
         self._failure: errors.ShoalError | None = None
@@ -132,7 +135,7 @@ class Watch:
         self._thread.join(2 * TELL_S)
 
     def _run(self) -> None:
-        last_seen = dict.fromkeys(self._connections, time.monotonic() + _MEETING_S)
+        last_seen = dict.fromkeys(self._connections, time.monotonic() + self._meeting_s)
         next_at = 0.0
         while not (self._failure or self._closing):
             for descriptor, _ in self._poll.poll(max(0.0, 1000 * (next_at - time.monotonic()))):

@@ -94,6 +94,10 @@ class ScheduledOutcome:
         made = _ERRORS.get(self.kind)
         return made(self.payload.decode(errors="replace")) if made else None
 
+    def shortened(self, nbytes: int) -> "ScheduledOutcome":
+        """Returns the outcome of an error with at most the first bytes of its text."""
+        return ScheduledOutcome(self.kind, self.payload[:nbytes])
+
     def value(self) -> Any:
         """Returns the result, in new arrays.
 

@@ -16,6 +16,8 @@ from shoal_distribute.coordinator.outcomes import OutcomeKind, ScheduledOutcome
 MAX_LOST = 10
 # What a kept outcome takes beside its payload.
 _OVERHEAD_BYTES = 200
+# Bytes of the text of an error that is kept for as long as the log names it.
+_KEPT_TEXT = 4 << 10
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class ScheduledCalls:
     _unfinished: dict[int, ScheduledCall] = field(default_factory=dict, init=False)  # in the order of their numbers
     _running: dict[int, CallAttempt | None] = field(default_factory=dict, init=False)  # by worker
     _kept: OrderedDict[int, ScheduledOutcome] = field(default_factory=OrderedDict, init=False)  # the oldest first
+    _raised: dict[int, ScheduledOutcome] = field(default_factory=dict, init=False)  # errors that the log names
     _kept_now: int = field(default=0, init=False)  # bytes
     _failed: ScheduledCall | None = field(default=None, init=False)  # whose error the script has not seen yet
 
@@ -174,7 +177,7 @@ class ScheduledCalls:
         """Returns how a call ended; None if it has not ended yet, or is not known yet."""
         if index in self._unfinished or index >= self._scheduled:
             return None
-        if found := self._kept.get(index):
+        if found := self._kept.get(index) or self._raised.get(index):
             return found
         return ScheduledOutcome.of_text(
             OutcomeKind.DROPPED,
@@ -197,6 +200,8 @@ class ScheduledCalls:
             self.log.add(OperationEnd.RAISED, failed.index)
             self._failed = None
             if failed.outcome and failed.outcome.error:
+                # A worker that starts again repeats all operations, and so needs this error however late it is.
+                self._raised[failed.index] = failed.outcome.shortened(_KEPT_TEXT)
                 raise failed.outcome.error
         else:
             self.log.add(end)

@@ -21,8 +21,8 @@ from shoal_distribute.coordinator.operation_log import LogPart, OperationEnd, Op
 from shoal_distribute.coordinator.outcomes import ScheduledOutcome
 from shoal_distribute.threads import start_thread
 
-# Seconds to wait for the chief: at the start, and after the connection has ended.
-START_S, GONE_S = 120.0, 20.0
+# Seconds to wait for the chief: at the start, as groups of ranks do, and after the connection has ended.
+START_S, GONE_S = 600.0, 20.0
 # Seconds until the end of this worker has been sent.
 _LEAVE_S = 2.0
 
@@ -226,15 +226,22 @@ class WorkerCalls(CallScheduler):
                 while not (self._failed() or ready()):
                     left = 1.0 if self._link else self._patient_until - time.monotonic()
                     if left <= 0:
-                        raise self._fail(
-                            errors.Unreachable(
-                                f"the chief does not connect with {self._name}; it has ended or cannot be reached. "
-                                "Start all tasks again, from a checkpoint"
-                            )
-                        )
+                        raise self._fail(errors.Unreachable(self._without_chief()))
                     self._changed.wait(left)
         if self._failure:
             raise self._failure
+
+    def _without_chief(self) -> str:
+        """Returns why this worker gives up, with the lock."""
+        if self._run is None:
+            return (
+                f"the chief has not connected with {self._name} within {START_S:.0f} s; it has not started yet, or "
+                "cannot reach this worker. Start it, check TF_CONFIG of both, and start this worker again"
+            )
+        return (
+            f"the chief does not connect with {self._name} again; it has ended or cannot be reached. Start all tasks "
+            "again, from a checkpoint"
+        )
 
     def _failed(self) -> errors.ShoalError | None:
         return self._failure

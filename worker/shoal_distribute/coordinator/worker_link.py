@@ -55,6 +55,22 @@ class ChiefState:
     failure: errors.ShoalError | None = None
 
 
+@dataclass(slots=True)
+class _Sent:
+    """What a worker has got of the log.
+
+    Attributes:
+        events: number of events.
+        operations, over: see `OperationLog`.
+        quiet: whether the last turn sent nothing but a part of the log.
+    """
+
+    events: int = 0
+    operations: int = -1
+    over: bool = False
+    quiet: bool = False
+
+
 class WorkerLink:
     """The connections to one worker. A thread opens them, again and again, until the chief is `closing`.
 
@@ -145,30 +161,20 @@ class WorkerLink:
     def _send(self, orders: Connection) -> None:
         """Sends orders, outcomes and the log until the link breaks, or the chief leaves."""
         state, calls = self._state, self._state.calls
-        known, told = 0, (-1, False)  # events of the log that the worker has, and what else it knows of it
-        quiet = False  # whether the last frame had nothing but a part of the log
+        sent = _Sent()
         while True:
-
-            def is_due(quiet: bool = quiet, told: tuple[int, bool] = told) -> bool:
-                return bool(
-                    self._broken
-                    or state.closing.is_set()
-                    or calls.has_call_for(self.worker)
-                    or any(calls.outcome(it) for it in self._asked)
-                    or (not quiet and told != (calls.log.operations, calls.log.over))
-                )
-
             with state.changed:
-                state.changed.wait_for(is_due, _LOG_PAUSE_S if quiet else HEARTBEAT_INTERVAL_S)
+                state.changed.wait_for(lambda: self._is_due(sent), _LOG_PAUSE_S if sent.quiet else HEARTBEAT_INTERVAL_S)
                 if self._broken:
                     return
                 attempt = None if state.closing.is_set() else calls.take(self.worker)
                 outcomes = self._answers()
-                part = calls.log.part(known)
-            if quiet and not attempt and not outcomes and not state.closing.is_set():
-                quiet = False
+                part = calls.log.part(sent.events)
+            alone = not attempt and not outcomes  # the part of the log
+            if sent.quiet and alone and not state.closing.is_set():
+                sent.quiet = False
                 continue
-            known, told = known + len(part.events), (part.operations, part.over)
+            sent.events, sent.operations, sent.over = sent.events + len(part.events), part.operations, part.over
             orders.send(CallFrame.LOG, [part.encode()])
             for index, outcome in outcomes:
                 orders.send(CallFrame.OUTCOME, encode_outcome(index, outcome))
@@ -179,7 +185,18 @@ class WorkerLink:
             if state.closing.is_set():
                 orders.send(CallFrame.END)
                 return
-            quiet = not attempt and not outcomes
+            sent.quiet = alone
+
+    def _is_due(self, sent: "_Sent") -> bool:
+        """Returns whether there is something to send, or nothing more, with the lock."""
+        state, log = self._state, self._state.calls.log
+        return bool(
+            self._broken
+            or state.closing.is_set()
+            or state.calls.has_call_for(self.worker)
+            or any(state.calls.outcome(it) for it in self._asked)
+            or (not sent.quiet and (sent.operations, sent.over) != (log.operations, log.over))
+        )
 
     def _answers(self) -> list[tuple[int, ScheduledOutcome]]:
         """Removes the calls that have ended from those that the worker waits for, and returns their outcomes."""

@@ -17,9 +17,9 @@ from shoal_distribute.input import InputSurface
 from shoal_distribute.replica_context import ReplicaContext, current_replica, entered_strategies
 from shoal_distribute.script_end import failure_of
 from shoal_distribute.strategies.gradients import GradientsAndVariables, checked_gradients
+from shoal_distribute.strategies.reduction import arrays_of, joined_along, numbers_of, summed_along, total_of
 from shoal_distribute.strategies.replica_threads import ReplicaThreads
-from shoal_distribute.values import DistributedVariable, PerReplica, part_of, regrouped
-from shoal_worker.arrays import on_host
+from shoal_distribute.values import DistributedVariable, PerReplica, part_of, rebuilt, regrouped
 
 
 class Strategy(InputSurface):
@@ -119,7 +119,8 @@ class Strategy(InputSurface):
 
         Args:
             reduce_op: SUM or MEAN.
-            value: what `run` returned: arrays or numbers, one for each replica; or a tuple, list or dict of them.
+            value: what `run` returned: arrays or numbers, one for each replica; or a tuple, list or dict of them. A
+                boolean counts as 0 or 1.
             axis: an axis of the arrays to reduce as well, such as the batch's. None reduces over replicas only. With
                 MEAN, each element counts the same, so that the batches of the replicas may differ in length.
 
@@ -127,13 +128,15 @@ class Strategy(InputSurface):
             A NumPy array or number, or the same structure of them.
 
         Raises:
-            BadRequest: the op is unknown, or SUM is asked of a value that is not `PerReplica`, with several replicas.
+            BadRequest: the op is unknown, a value is not a number, or SUM is asked of a value that is not `PerReplica`,
+                with several replicas.
+            InvalidShape: the arrays do not fit together, or have no such axis.
             WrongContext: a replica calls it.
         """
         self._require_cross_replica("reduce", "use get_replica_context().all_reduce")
         op = reduce_op_of(reduce_op)
         if isinstance(value, tuple | list):
-            return type(value)(self.reduce(op, it, axis) for it in value)
+            return rebuilt(value, [self.reduce(op, it, axis) for it in value])
         if isinstance(value, dict):
             return {key: self.reduce(op, it, axis) for key, it in value.items()}
         if not isinstance(value, PerReplica) and self.local_replicas > 1 and op is ReduceOp.SUM:
@@ -142,14 +145,14 @@ class Strategy(InputSurface):
                 "give the result of run, or use ReduceOp.MEAN"
             )
         same = not isinstance(value, PerReplica) and self.local_replicas > 1
-        arrays = [_on_host(it) for it in (value.values if isinstance(value, PerReplica) else (value,))]
+        arrays = numbers_of(value)
         if axis is None:
-            total, count = _added(arrays), self.reduced_replicas
+            total, count = total_of(arrays), self.reduced_replicas
             if same:
                 total = total * self.local_replicas
             return _number(self._mean_or_sum(op, total, count))
-        lengths = self._across(np.array(sum(it.shape[axis] for it in arrays), np.int64))
-        total = _added([np.asarray(it.sum(axis=axis)) for it in arrays])
+        total, length = summed_along(arrays, axis)
+        lengths = self._across(np.array(length, np.int64))
         return _number(self._mean_or_sum(op, total, int(lengths)))
 
     def gather(self, value: Any, axis: int) -> np.ndarray:
@@ -164,14 +167,7 @@ class Strategy(InputSurface):
             WrongContext: a replica calls it.
         """
         self._require_cross_replica("gather", "return the value from run, and gather it outside")
-        arrays = [_on_host(it) for it in (value.values if isinstance(value, PerReplica) else (value,))]
-        try:
-            return self._gathered(np.concatenate(arrays, axis), axis)
-        except (ValueError, np.exceptions.AxisError) as error:
-            shapes = ", ".join(str(it.shape) for it in arrays)
-            raise errors.InvalidShape(
-                f"arrays of the shapes {shapes} cannot be gathered along axis {axis}: {error}"
-            ) from None
+        return self._gathered(joined_along(arrays_of(value), axis), axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the values of this process's replicas."""
@@ -254,6 +250,12 @@ class Strategy(InputSurface):
             optimizer: the optimizer.
             iterations: how often it has been applied.
             state: as `optimizer_state` returned it.
+        """
+
+    def share_state(self) -> None:
+        """Waits until all processes of an elastic group have the state of one: variables, optimizers and progress.
+
+        `run`, `elastic` and `fit` call it, so all variables and optimizers must be made before.
         """
 
     def recover(self, error: errors.ShoalError) -> bool:
@@ -379,17 +381,6 @@ def reduce_op_of(op: ReduceOp | str) -> ReduceOp:
         return op if isinstance(op, ReduceOp) else ReduceOp(str(op).lower())
     except ValueError:
         raise errors.BadRequest(f"reduce op {op!r} is unknown; use ReduceOp.SUM or ReduceOp.MEAN") from None
-
-
-def _on_host(value: Any) -> np.ndarray:
-    return np.asarray(value) if isinstance(value, int | float) else on_host(value)
-
-
-def _added(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    total = arrays[0]
-    for array in arrays[1:]:
-        total = np.asarray(total + array)
-    return total
 
 
 def _number(array: np.ndarray) -> Any:

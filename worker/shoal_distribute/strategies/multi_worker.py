@@ -1,6 +1,7 @@
 """MultiWorkerMirroredStrategy: replicas in several processes, which join their gradients without a server."""
 
 import atexit
+import os
 import sys
 import time
 import weakref
@@ -15,7 +16,7 @@ from shoal.program import Array
 from shoal_distribute.collectives import BUCKET_BYTES, Buckets, Group, GroupTimings, RankTimes, ReduceOp
 from shoal_distribute.cross_device_ops import CrossDeviceOps
 from shoal_distribute.elastic_group import ElasticGroup
-from shoal_distribute.group_arrays import gathered, packed
+from shoal_distribute.group_arrays import gathered, sums_of
 from shoal_distribute.rank_metrics import RankMetrics
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
@@ -54,8 +55,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         strategy = MultiWorkerMirroredStrategy(workers=4)      # with the cluster of SHOAL_COORDINATOR
 
     Args:
-        cluster_resolver: describes the processes. None means the environment variable `TF_CONFIG`; without it, this
-            process trains alone.
+        cluster_resolver: describes the processes. None means the environment variable `TF_CONFIG`; without it, and
+            without a coordinator, this process trains alone.
         devices: names of this process's devices, as for `MirroredStrategy`.
         cross_device_ops: how the replicas of one process add up their gradients, as for `MirroredStrategy`.
         group: a group of processes that is open already, instead of a resolver.
@@ -71,7 +72,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         rank: number of this process.
 
     Raises:
-        BadRequest: `TF_CONFIG` is invalid, or there is a coordinator without `workers`.
+        BadRequest: `TF_CONFIG` is invalid; or there is a coordinator, also that of `SHOAL_COORDINATOR`, but neither
+            `workers` nor anything else that describes the processes.
         DeviceUnavailable: there is no such device.
         RankLost: another process did not come.
     """
@@ -91,7 +93,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     ) -> None:
         super().__init__(devices, cross_device_ops)
         _tracing.start("client")
-        if coordinator and workers is None:
+        described = cluster_resolver or group or os.environ.get("TF_CONFIG")
+        if workers is None and (coordinator or (os.environ.get("SHOAL_COORDINATOR") and not described)):
             raise errors.BadRequest("there is a coordinator, but no number of processes; give workers=N")
         self._overlap = overlap
         self._group: Group | None = None
@@ -127,9 +130,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     def progress(self) -> int:
         """How far training is, in units of the training loop. In an elastic group, all processes get that of one.
 
-        So read it after all variables and optimizers are made, and raise it by 1 after each step.
+        A process has it after `share_state`, which `run`, `elastic` and `fit` call.
         """
-        self._share()
         return max(0, self._progress)
 
     @progress.setter
@@ -137,7 +139,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         self._progress = value
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None, options: Any = None) -> Any:
-        self._share()
+        self.share_state()
         with _tracing.root("run", rank=self.rank, ranks=self._processes):
             return super().run(fn, args, kwargs, options)
 
@@ -150,29 +152,45 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
                 loss = strategy.elastic(take_step, strategy.progress)      # take_step calls strategy.run
 
         If a process is lost, the others form the next generation, take the state of one of them, and repeat the step,
-        unless that state has it already. So the function divides its batch each time.
+        unless that state has it already. So the function divides its batch each time. A step counts as taken as soon as
+        it has applied an optimizer. If a process is lost later in the function, the rest of it is not repeated.
 
         Args:
             step: the function.
             *args: its arguments.
 
         Returns:
-            What the function returned. None if the step is in the state of another process.
+            What the function returned. None if the step is in the state already: a process was lost after the step was
+            taken, or this process has just taken the state of another one.
 
         Raises:
             RankLost: a process was lost, and the group is not elastic.
         """
         began = self.progress
+        self.share_state()  # if that changes the progress, the arguments may be those of another step
         while self.progress == began:
+            updates = self._updates()
             try:
                 result = step(*args)
             except errors.RankLost as error:
+                if self._updates() != updates:
+                    self.progress = began + 1  # before the processes compare how far they are
                 if not self.recover(error):
                     raise
             else:
                 self.progress = began + 1
                 return result
         return None
+
+    def share_state(self) -> None:
+        while self._elastic and not self._shared:
+            self._meet()
+            assert self._group
+            try:
+                self._progress = max(0, self._state.take(self._group, self._root, self._progress))
+                self._shared = True
+            except errors.RankLost as error:
+                self._lose(error)
 
     def recover(self, error: errors.ShoalError) -> bool:
         if not isinstance(error, errors.RankLost):
@@ -181,7 +199,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
             error.add_note("start all processes again, from a checkpoint, or use an elastic group (workers=N)")
             return False
         self._lose(error)
-        self._share()
+        self.share_state()
         return True
 
     def timings(self) -> GroupTimings:
@@ -208,7 +226,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         )
 
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
-        values = np.array(initial)
+        values = np.array(initial, order="C")
         if self._group and (self._elastic is None or self._shared):
             self._group.broadcast(values)
         made = super().create_variable(name, values, trainable=trainable)
@@ -261,7 +279,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
             return
         kept = [it for it in variables if not it.trainable and it.dtype.kind == "f"]
         shares = [it.numpy() * it.dtype.type(self.local_replicas / self._replicas) for it in kept]
-        for variable, mean in zip(kept, packed(shares, self._group.all_reduce), strict=True):
+        for variable, mean in zip(kept, sums_of(self._group, shares), strict=True):
             variable.assign(mean)
 
     def close(self, error: str = "") -> None:
@@ -295,17 +313,6 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
             except errors.RankLost as error:
                 self._lose(error)
 
-    def _share(self) -> None:
-        """Waits until all processes of an elastic group have the state of one."""
-        while self._elastic and not self._shared:
-            self._meet()
-            assert self._group
-            try:
-                self._progress = max(0, self._state.take(self._group, self._root, self._progress))
-                self._shared = True
-            except errors.RankLost as error:
-                self._lose(error)
-
     def _lose(self, error: errors.ShoalError) -> None:
         """Ends this process's part in a generation."""
         self._met = self._shared = False
@@ -315,6 +322,10 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
             self._group.close()
         if self._buckets:
             self._buckets.close()
+
+    def _updates(self) -> int:
+        """Returns how often optimizers have been applied."""
+        return sum(self._states.of(it).version for it in self._states.optimizers)
 
     def _variables(self) -> list[DistributedVariable]:
         found = [made() for made in self._made]

@@ -67,8 +67,8 @@ class ParameterServerStrategy(Strategy):
             given or `SHOAL_COORDINATOR` is set.
         variable_partitioner: cuts the trainable variables, so that several servers share one.
         consistency: in which order pushes and pulls happen; by default `Asynchronous()`, as in TensorFlow.
-        workers: number of worker processes, unless a resolver describes them. Training begins when all have opened
-            their sessions.
+        workers: number of worker processes, unless a resolver describes them; by default, this one alone. Training
+            begins when all have opened their sessions.
         job: name of the job, the same for all workers; by default the name of the script.
         client: a client of the cluster; by default one of `SHOAL_COORDINATOR`, or of `shoal up`.
         devices: names of this process's devices, as for `MirroredStrategy`.
@@ -224,6 +224,8 @@ class ParameterServerStrategy(Strategy):
         self.begin()
         with self._lock:
             self._values, self._assigned = None, {}
+            if self._group and self._session:  # all of its workers pull: one that has no samples may read nothing
+                self._values = self._session.pull()
         return super().run(fn, args, kwargs, options)
 
     experimental_run_v2 = run

@@ -6,7 +6,7 @@ import numpy as np
 
 from shoal.program import Array
 from shoal_distribute.collectives import Group, ReduceOp
-from shoal_distribute.group_arrays import packed
+from shoal_distribute.group_arrays import sums_of
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_worker.arrays import on_host
 
@@ -28,7 +28,7 @@ def join_processes(
     """
     joined: list[np.ndarray] = []
     if replica.local_replica == 0:
-        joined = packed([on_host(it) for it in sums], group.all_reduce)
+        joined = sums_of(group, [on_host(it) for it in sums])
         if op is ReduceOp.MEAN:
             joined = [it * it.dtype.type(1 / replicas) for it in joined]
     # If the collective raises, this replica leaves, and the others do not wait.

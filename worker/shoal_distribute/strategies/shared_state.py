@@ -58,7 +58,7 @@ class SharedState:
                 rank=root,
             )
         # First all arrays, then the change: a failure must leave a state that a step has made.
-        values = [group.broadcast(np.ascontiguousarray(it.numpy()), root) for it in variables]
+        values = [group.broadcast(np.asarray(it.numpy(), order="C"), root) for it in variables]
         taken = [
             {path: group.broadcast(_of(own, path, shape, dtype), root) for path, shape, dtype in theirs["slots"]}
             for theirs, own in zip_longest(said["optimizers"], slots)
@@ -96,7 +96,7 @@ class SharedState:
 
 def _of(own: dict[str, np.ndarray] | None, path: str, shape: Sequence[int], dtype: str) -> np.ndarray:
     """Returns the root's array, or memory for it."""
-    return np.empty(shape, np.dtype(dtype)) if own is None else np.ascontiguousarray(own[path])
+    return np.empty(shape, np.dtype(dtype)) if own is None else np.asarray(own[path], order="C")
 
 
 def _described(name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> list[Any]:

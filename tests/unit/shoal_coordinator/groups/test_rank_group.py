@@ -147,6 +147,22 @@ def test_after_a_restart_the_ranks_tell_their_generation() -> None:
     )
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_after_a_restart_a_new_process_ends_no_generation_that_may_be_full(full: bool) -> None:
+    first = formed(RankGroup(3, 1), "abc")
+    group = RankGroup(3, 1)
+    running = RankGeneration(5, first.ranks)
+    assert heartbeat(group, 1, running, "a") == ""
+    assert group.join(1, candidate("d")) is None  # b and c have not called yet
+    names = "abc" if full else "ab"
+    assert [heartbeat(group, 2, running, name) for name in names] == [""] * len(names)
+    group.join(SILENT_S, candidate("d"))
+    assert [heartbeat(group, SILENT_S, running, name) for name in names] == [""] * len(names)
+    group.join(SILENT_S + 1, candidate("d"))
+    told = "" if full else "another process joins"
+    assert [heartbeat(group, SILENT_S + 1, running, name) for name in names] == [told] * len(names)
+
+
 def test_after_a_restart_survivors_of_an_ended_generation_find_each_other() -> None:
     group = RankGroup(3, 1)
     assert group.join(0, candidate("c", 4), 7) is None

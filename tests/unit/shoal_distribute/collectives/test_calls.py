@@ -15,6 +15,7 @@ CALLS = st.builds(
     st.integers(0, 2**64 - 1),
     st.sampled_from(ReduceOp),
     st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
 )
 
 

@@ -119,6 +119,25 @@ def test_calls_and_kept_results_are_bounded() -> None:
     assert calls.outcome(2) is None  # not scheduled yet
 
 
+def test_errors_that_the_log_names_are_kept_for_tasks_that_repeat_it() -> None:
+    calls = calls_of(0, kept_bytes=1)
+    calls.schedule("step")
+    text = "it failed: " + 10_000 * "x"
+    calls.finish(0, taken(calls, 0).number, ScheduledOutcome.of_text(OutcomeKind.ERROR, text))
+    with pytest.raises(errors.ProgramError):
+        calls.join()
+    for index in (1, 2):
+        calls.schedule("step")
+        calls.finish(0, taken(calls, 0).number, ScheduledOutcome.of_value(index))
+    outcome = calls.outcome(0)
+    assert outcome
+    assert isinstance(outcome.error, errors.ProgramError)
+    assert outcome.error.message.startswith("it failed: xxx")
+    assert len(outcome.error.message) < 5_000
+    with pytest.raises(errors.LimitExceeded):
+        value(calls, 1)
+
+
 @settings(max_examples=run_lengths.draws(50), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("scdeflr"), st.integers(0, 2)), max_size=60))
 def test_each_call_has_exactly_one_outcome(steps: list[tuple[str, int]]) -> None:

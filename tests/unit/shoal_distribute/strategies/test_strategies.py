@@ -164,6 +164,18 @@ def test_reduce_over_replicas_and_axes(two: MirroredStrategy) -> None:
         two.reduce("max", uneven)
     with pytest.raises(errors.InvalidShape, match="along axis 3"):
         two.gather(uneven, axis=3)
+    assert two.reduce("SUM", PerReplica([True, True])) == 2
+    assert two.reduce("SUM", PerReplica([np.array([True, True]), np.array([False, True])])).tolist() == [1, 2]
+    pair = namedtuple("pair", "loss count")
+    assert two.reduce("SUM", pair(PerReplica([1.0, 2.0]), PerReplica([3, 4]))) == pair(3.0, 7)
+    with pytest.raises(errors.BadRequest, match="values of <U1, which have no sum"):
+        two.reduce("SUM", PerReplica([np.array("a"), np.array("b")]))
+    with pytest.raises(errors.BadRequest, match="values of <U1, which have no sum"):
+        two.reduce("SUM", PerReplica(["a", "b"]))
+    with pytest.raises(errors.InvalidShape, match=r"shapes \(\), \(\) have no axis 0"):
+        two.reduce("SUM", PerReplica([1.0, 2.0]), axis=0)
+    with pytest.raises(errors.InvalidShape, match=r"shapes \(3,\), \(1,\) cannot be added"):
+        two.reduce("SUM", uneven)
 
 
 def test_all_reduce_and_merge_call_within_run(two: MirroredStrategy) -> None:

@@ -10,7 +10,7 @@ from shoal import errors
 from shoal_distribute.keras.training.callback import Callback, CallbackList, History
 from shoal_distribute.keras.training.data import split_off
 from shoal_distribute.keras.training.event_callback import EventCallback
-from shoal_distribute.keras.training.place import FitPlace
+from shoal_distribute.keras.training.place import EvaluationPlace, FitPlace
 from shoal_distribute.keras.training.progress import Progbar
 from shoal_distribute.keras.training.sources import BatchSource
 from shoal_distribute.keras.training.trained import Trained
@@ -64,6 +64,7 @@ def train(model: Trained, batches: BatchSource, plan: FitPlan) -> History:
         bar.update(place.step, logs, finished=True)
         calls.call("on_epoch_end", epoch, dict(logs))
         place.end_epoch(epoch)
+    place.end()
     calls.call("on_train_end", dict(logs))
     return history
 
@@ -71,16 +72,32 @@ def train(model: Trained, batches: BatchSource, plan: FitPlan) -> History:
 def evaluate(model: Trained, batches: BatchSource, verbose: Any, callbacks: list[Any]) -> dict[str, float]:
     """Returns the metrics of a model by name.
 
+    After `fit`, an elastic group of processes goes on after a failure: it begins the evaluation again.
+
     Args:
         model: the compiled model.
         batches: the batches.
         verbose: see `FitPlan`.
         callbacks: see `FitPlan`.
+
+    Returns:
+        The metrics. They are those of this process alone if the other processes have ended this evaluation.
     """
     shown = level(verbose)
     params = {"epochs": 1, "steps": batches.steps, "verbose": shown}
     calls = CallbackList(map(_callback, callbacks), model, params)
-    return _evaluated(model, batches, calls, Progbar(batches.steps, shown))
+    place = EvaluationPlace(model.strategy)
+    while not place.is_over:
+        try:
+            found = _evaluated(model, batches, calls, Progbar(batches.steps, shown))
+        except errors.RankLost as error:
+            if not (place.is_known and batches.can_resume and model.strategy.recover(error)):
+                raise
+            batches.renew()
+        else:
+            place.end()
+            return found
+    return _local_results(model)
 
 
 def predict(model: Trained, batches: BatchSource, verbose: Any, callbacks: list[Any]) -> Any:

@@ -1,13 +1,33 @@
-"""Place of `fit`: its epoch and its step, which elastic groups of processes share as the progress of their strategy."""
+"""Places of `fit` and `evaluate` in a script. Elastic groups of processes share them as the progress of the strategy.
 
+The place of `fit` is its epoch and its step. After it, the place is the number of calls of `evaluate` that have ended.
+"""
+
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from shoal_distribute.strategies import Strategy
 
 # Bits of the numbers of epoch and step in the progress. Above them is the number of the call of `fit`.
 _EPOCH_BITS, _STEP_BITS = 20, 28
-# The calls of `fit` so far, by strategy.
-_calls: "WeakKeyDictionary[Strategy, int]" = WeakKeyDictionary()
+# The epoch after the end of `fit`, even if it has ended early.
+_AFTER = (1 << _EPOCH_BITS) - 1
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Calls of this process.
+
+    Attributes:
+        fits: calls of `fit` so far.
+        evaluations: calls of `evaluate` after the last one of `fit`.
+    """
+
+    fits: int = 0
+    evaluations: int = 0
+
+
+_calls: "WeakKeyDictionary[Strategy, _Calls]" = WeakKeyDictionary()
 
 
 class FitPlace:
@@ -20,24 +40,26 @@ class FitPlace:
 
     def __init__(self, strategy: Strategy, first_epoch: int) -> None:
         self._strategy = strategy
-        self._call = _calls[strategy] = _calls.get(strategy, 0) + 1
-        if self._of_progress[0] < self._call:
+        strategy.share_state()
+        self._call = _calls.setdefault(strategy, _Calls()).fits + 1
+        _calls[strategy] = _Calls(self._call)
+        if _of_progress(strategy)[0] < self._call:
             self._set(first_epoch, 0)
 
     @property
     def is_over(self) -> bool:
         """Whether the other processes have ended this call of `fit`."""
-        return self._of_progress[0] > self._call
+        return _of_progress(self._strategy)[0] > self._call
 
     @property
     def epoch(self) -> int:
         """The epoch of the next step, from 0."""
-        return self._of_progress[1]
+        return _of_progress(self._strategy)[1]
 
     @property
     def step(self) -> int:
         """The number of the next step in its epoch, from 0."""
-        return self._of_progress[2]
+        return _of_progress(self._strategy)[2]
 
     def end_step(self) -> None:
         """Goes on to the next step."""
@@ -48,14 +70,55 @@ class FitPlace:
         if self.epoch == epoch:
             self._set(epoch + 1, 0)
 
-    @property
-    def _of_progress(self) -> tuple[int, int, int]:
-        progress = self._strategy.progress
-        step, epoch = progress % (1 << _STEP_BITS), (progress >> _STEP_BITS) % (1 << _EPOCH_BITS)
-        return progress >> (_EPOCH_BITS + _STEP_BITS), epoch, step
+    def end(self) -> None:
+        """Ends this call of `fit`: a process that joins later does not train."""
+        if not self.is_over and self.epoch != _AFTER:
+            self._set(_AFTER, 0)
 
     def _set(self, epoch: int, step: int) -> None:
-        self._strategy.progress = (((self._call << _EPOCH_BITS) + epoch) << _STEP_BITS) + step
+        self._strategy.progress = _progress(self._call, epoch, step)
 
 
-__all__ = ["FitPlace"]
+class EvaluationPlace:
+    """The place of a call of `evaluate` among those after `fit`. Another process may have ended it already.
+
+    Args:
+        strategy: keeps the progress.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy, self._fits = strategy, 0
+        strategy.share_state()
+        calls = _calls.get(strategy)
+        if calls and _of_progress(strategy)[:2] >= (calls.fits, _AFTER):
+            self._fits, self._number = calls.fits, calls.evaluations
+            calls.evaluations += 1
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is after `fit`, so that a process that joins comes to it, too."""
+        return self._fits > 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the other processes have ended this call of `evaluate`."""
+        return self.is_known and _of_progress(self._strategy) > (self._fits, _AFTER, self._number)
+
+    def end(self) -> None:
+        """Ends this call of `evaluate`."""
+        if self.is_known:
+            self._strategy.progress = _progress(self._fits, _AFTER, self._number + 1)
+
+
+def _progress(call: int, epoch: int, step: int) -> int:
+    return (((call << _EPOCH_BITS) + epoch) << _STEP_BITS) + step
+
+
+def _of_progress(strategy: Strategy) -> tuple[int, int, int]:
+    """Returns the number of the call of `fit`, the epoch and the step."""
+    progress = strategy.progress
+    step, epoch = progress % (1 << _STEP_BITS), (progress >> _STEP_BITS) % (1 << _EPOCH_BITS)
+    return progress >> (_EPOCH_BITS + _STEP_BITS), epoch, step
+
+
+__all__ = ["EvaluationPlace", "FitPlace"]
