@@ -83,4 +83,17 @@ def gathered(group: Group, array: np.ndarray, axis: int) -> np.ndarray:
     return np.moveaxis(np.concatenate(parts), 0, axis)
 
 
-__all__ = ["Packing", "gathered", "sums_of"]
+def bytes_from(group: Group, root: int, data: bytes) -> bytes:
+    """Returns the bytes of one process, whose number the others do not know.
+
+    Args:
+        group: the group, whose processes all call it.
+        root: the rank whose bytes all get.
+        data: the bytes of that rank; those of others are not used.
+    """
+    length = int(group.broadcast(np.array([len(data)]), root)[0])
+    own = group.rank == root
+    return group.broadcast(np.frombuffer(data, np.uint8).copy() if own else np.empty(length, np.uint8), root).tobytes()
+
+
+__all__ = ["Packing", "bytes_from", "gathered", "sums_of"]

@@ -14,7 +14,7 @@ from shoal._numerics import Aggregation
 from shoal.v1 import header_pb2
 from shoal.variables import Variable, variable_from_array
 from shoal_distribute.collectives import Group
-from shoal_distribute.group_arrays import Packing
+from shoal_distribute.group_arrays import Packing, bytes_from
 from shoal_worker.arrays import on_host
 
 _OUTCOMES: tuple[Literal["accepted", "dropped_late", "skipped", "sent"], ...] = (
@@ -321,16 +321,8 @@ class GroupSession:
             raise errors.RanksDisagree(f"rank {other[0]} of the group has {what} than rank 0", rank=other[0])
 
     def _told(self, names: Names, root: int) -> Names:
-        first, second = json.loads(self._text(json.dumps(names).encode(), root))
+        first, second = json.loads(bytes_from(self.group, root, json.dumps(names).encode()))
         return tuple(first), tuple(second)
-
-    def _text(self, text: bytes, root: int) -> bytes:
-        """Returns the text of one process in all of them."""
-        length = int(self.group.broadcast(np.array([len(text)]), root)[0])
-        own = self.group.rank == root
-        return self.group.broadcast(
-            np.frombuffer(text, np.uint8).copy() if own else np.empty(length, np.uint8), root
-        ).tobytes()
 
     def _led(self, work: Callable[[], Sequence[int]], count: int) -> list[int]:
         """Does something in the first process, and returns its numbers, or raises its error, in all of them.
@@ -352,7 +344,7 @@ class GroupSession:
         self.group.broadcast(answer)
         if not answer[0]:
             return [int(it) for it in answer[1:]]
-        said = self._text(said, 0)
+        said = bytes_from(self.group, 0, said)
         raise raised or _rpc.error_of(header_pb2.ErrorDetail.FromString(said))
 
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from shoal import errors, optim
 from shoal.program import Array
-from shoal_distribute.collectives import ReduceOp
+from shoal_distribute.collectives import Group, ReduceOp
 from shoal_distribute.cross_device_ops import CrossDeviceOps
 from shoal_distribute.devices import LogicalDevice
+from shoal_distribute.group_arrays import gathered
 from shoal_distribute.input import InputSurface
 from shoal_distribute.replica_context import ReplicaContext, current_replica, entered_strategies
 from shoal_distribute.script_end import failure_of
@@ -47,6 +48,7 @@ class Strategy(InputSurface):
     is_default = False
     may_grow = False
     progress = 0
+    _group: Group | None = None  # of the processes whose values `reduce` and `gather` join
 
     def __init__(self, devices: Sequence[LogicalDevice], ops: CrossDeviceOps) -> None:
         ops.check(devices)
@@ -346,11 +348,11 @@ class Strategy(InputSurface):
 
     def _across(self, array: np.ndarray) -> np.ndarray:
         """Returns the sum of an array over all processes."""
-        return array
+        return self._group.all_reduce(np.array(array)) if self._group else array
 
-    def _gathered(self, array: np.ndarray, axis: int) -> np.ndarray:  # noqa: ARG002 - for other strategies
+    def _gathered(self, array: np.ndarray, axis: int) -> np.ndarray:
         """Returns the arrays of all processes along an axis."""
-        return array
+        return gathered(self._group, array, axis) if self._group else array
 
     def _mean_or_sum(self, op: ReduceOp, total: np.ndarray, count: int) -> np.ndarray:
         total = self._across(total)

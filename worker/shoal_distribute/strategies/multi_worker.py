@@ -16,7 +16,7 @@ from shoal.program import Array
 from shoal_distribute.collectives import BUCKET_BYTES, Buckets, Group, GroupTimings, RankTimes, ReduceOp
 from shoal_distribute.cross_device_ops import CrossDeviceOps
 from shoal_distribute.elastic_group import ElasticGroup
-from shoal_distribute.group_arrays import gathered, sums_of
+from shoal_distribute.group_arrays import sums_of
 from shoal_distribute.rank_metrics import RankMetrics
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
@@ -28,8 +28,8 @@ from shoal_distribute.task_group import open_group
 from shoal_distribute.values import DistributedVariable
 from shoal_worker.arrays import on_host
 
-# Variables with their gradients.
 _UNTRAINED = -1  # the progress of a process that has nothing that others could use
+# Variables with their gradients.
 _Gradients = list[tuple[DistributedVariable, Array]]
 
 
@@ -97,7 +97,6 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         if workers is None and (coordinator or (os.environ.get("SHOAL_COORDINATOR") and not described)):
             raise errors.BadRequest("there is a coordinator, but no number of processes; give workers=N")
         self._overlap = overlap
-        self._group: Group | None = None
         self._buckets: Buckets | None = None
         self._made: list[weakref.ref[DistributedVariable]] = []
         self._state = SharedState(self._variables, self._states, lambda copy, array: self._places[copy].put(array))
@@ -330,12 +329,6 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     def _variables(self) -> list[DistributedVariable]:
         found = [made() for made in self._made]
         return [it for it in found if it is not None]
-
-    def _across(self, array: np.ndarray) -> np.ndarray:
-        return self._group.all_reduce(np.array(array)) if self._group else array
-
-    def _gathered(self, array: np.ndarray, axis: int) -> np.ndarray:
-        return gathered(self._group, array, axis) if self._group else array
 
 
 def _parts(gradients: Iterator[tuple[DistributedVariable, Array]], nbytes: int) -> Iterator[_Gradients]:

@@ -17,7 +17,6 @@ from shoal.program import Array
 from shoal_distribute.collectives import Group, ReduceOp
 from shoal_distribute.cross_device_ops import CrossDeviceOps, default_cross_device_ops
 from shoal_distribute.devices import logical_devices
-from shoal_distribute.group_arrays import gathered
 from shoal_distribute.group_session import GroupSession
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
@@ -368,12 +367,6 @@ class ParameterServerStrategy(Strategy):
         """Numbers the replicas of this worker, which has this number, among those in sync."""
         in_group = self._group.rank if self._group else 0
         self.first_replica = (number if self._consistency.joins_gradients else in_group) * self.local_replicas
-
-    def _across(self, array: np.ndarray) -> np.ndarray:
-        return self._group.all_reduce(np.array(array)) if self._group else array
-
-    def _gathered(self, array: np.ndarray, axis: int) -> np.ndarray:
-        return gathered(self._group, array, axis) if self._group else array
 
     def _require_adopted(self, optimizer: optim.Optimizer) -> None:
         if optimizer is not self._optimizer:

@@ -11,6 +11,7 @@ from shoal import errors, optim
 from shoal.program import Array
 from shoal.v1 import job_pb2
 from shoal_distribute.collectives import Group
+from shoal_distribute.group_arrays import bytes_from
 from shoal_distribute.strategies.local_state import OptimizerStates
 from shoal_distribute.values import DistributedVariable
 
@@ -49,7 +50,8 @@ class SharedState:
         """
         variables, optimizers = list(self._variables()), self._states.optimizers
         slots = [self._states.arrays(it) for it in optimizers] if group.rank == root else []
-        said = _told(group, root, self._description(variables, optimizers, slots, progress))
+        own = json.dumps(self._description(variables, optimizers, slots, progress))
+        said = json.loads(bytes_from(group, root, own.encode()))
         mine = [_described(it.name, it.shape, it.dtype) for it in variables]
         if said["variables"] != mine or len(said["optimizers"]) != len(optimizers):
             raise errors.RanksDisagree(
@@ -105,15 +107,6 @@ def _described(name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> list[An
 
 def _encoded(rate: optim.Schedule | None) -> str:
     return "" if rate is None else rate.to_proto().SerializeToString().hex()
-
-
-def _told(group: Group, root: int, own: dict[str, Any]) -> dict[str, Any]:
-    """Returns what the root says."""
-    text = np.frombuffer(json.dumps(own).encode(), np.uint8).copy()
-    size = group.broadcast(np.array(text.size, np.int64), root)
-    told = text if group.rank == root else np.empty(int(size), np.uint8)
-    found: dict[str, Any] = json.loads(group.broadcast(told, root).tobytes())
-    return found
 
 
 __all__ = ["SharedState"]
