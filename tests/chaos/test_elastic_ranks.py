@@ -3,15 +3,12 @@
 import os
 import random
 import signal
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from shoal._transport.segment import SHM
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from support import run_lengths
 from support.faults.killable_roles import KillableRole, Nursery
@@ -21,13 +18,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 WORKERS = 3
 LONGEST_S = 10.0
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with tempfile.TemporaryDirectory(dir=SHM) as folder, Nursery(Path(folder)) as nursery:
-        yield nursery
-        assert not nursery.segments()
 
 
 @pytest.fixture(scope="module")

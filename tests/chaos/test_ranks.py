@@ -3,14 +3,10 @@
 import os
 import random
 import signal
-import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from shoal._transport.segment import SHM
 from support import run_lengths
 from support.faults.killable_roles import KillableRole, Nursery
 from support.run_lengths import count_runs
@@ -20,13 +16,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 RANKS = 4
 LONGEST_S = 10.0
 WAYS = {"connections": False, "shared memory": True}
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with tempfile.TemporaryDirectory(dir=SHM) as folder, Nursery(Path(folder)) as nursery:
-        yield nursery
-        assert not nursery.segments()
 
 
 @pytest.fixture(params=WAYS)

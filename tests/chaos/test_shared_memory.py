@@ -2,14 +2,11 @@
 
 import random
 import signal
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from shoal._transport.segment import SHM
 from support import run_lengths
 from support.faults.killable_roles import KillableRole, Nursery
 from support.waiting import wait_until
@@ -27,13 +24,6 @@ class Server(NamedTuple):
 
     process: KillableRole
     address: str
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with tempfile.TemporaryDirectory(dir=SHM) as folder, Nursery(Path(folder)) as nursery:
-        yield nursery
-        assert not nursery.segments()
 
 
 @pytest.fixture(scope="module")
