@@ -138,7 +138,8 @@ class TokenVerifier:
         principal, expires = known or self._read(token)
         on_identified(principal)
         self.check(principal)
-        self._check_time(principal, expires)
+        if (late_s := self._clock() - expires) >= 0:
+            raise _late_token(principal, late_s)
         if known is None:
             with self._lock:
                 self._known[token] = principal, expires
@@ -154,25 +155,16 @@ class TokenVerifier:
         Raises:
             Unauthenticated: the token or the certificate has expired or was revoked.
         """
-        if principal.token not in self._revoked and self._clock() < principal.expires_at:
-            return  # a server checks several times a step
-        if principal.proof == "certificate" and (late_s := self._clock() - principal.expires_at) >= 0:
-            raise errors.Unauthenticated(
-                f"the certificate of {principal} expired {late_s:.0f} s ago by the clock of the process that refuses "
-                "it. Replace the files of the certificate, and connect again"
+        late_s = self._clock() - principal.expires_at
+        if late_s >= 0:
+            raise (
+                _late_certificate(principal, late_s)
+                if principal.proof == "certificate"
+                else _late_token(principal, late_s)
             )
-        self._check_time(principal, principal.expires_at)
         if principal.token in self._revoked:
             raise errors.Unauthenticated(
                 f"the {principal.proof} of {principal} was revoked; get a new one from an admin"
-            )
-
-    def _check_time(self, principal: Principal, expires: float) -> None:
-        if (late_s := self._clock() - expires) >= 0:
-            raise errors.Unauthenticated(
-                f"the token of {principal} expired {late_s:.0f} s ago by the clock of the process "
-                "that refuses it. Get a new one with `shoal token create`; if it should be valid, compare this clock "
-                "with that of the coordinator"
             )
 
     def _read(self, token: str) -> tuple[Principal, float]:
@@ -219,6 +211,21 @@ class TokenVerifier:
                 f"the coordinator's token is for {str(found) or 'no server'!r}, and {here} refuses it. Only the server "
                 "that the token names accepts it; check that the server is registered with its own address"
             )
+
+
+def _late_certificate(principal: Principal, late_s: float) -> errors.Unauthenticated:
+    return errors.Unauthenticated(
+        f"the certificate of {principal} expired {late_s:.0f} s ago by the clock of the process that refuses "
+        "it. Replace the files of the certificate, and connect again"
+    )
+
+
+def _late_token(principal: Principal, late_s: float) -> errors.Unauthenticated:
+    return errors.Unauthenticated(
+        f"the token of {principal} expired {late_s:.0f} s ago by the clock of the process "
+        "that refuses it. Get a new one with `shoal token create`; if it should be valid, compare this clock "
+        "with that of the coordinator"
+    )
 
 
 __all__ = ["TokenSigner", "TokenVerifier", "server_audience"]

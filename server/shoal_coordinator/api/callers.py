@@ -32,8 +32,13 @@ def registration_of(request: coordinator_pb2.RegisterRequest) -> Registration:
     Raises:
         BadRequest: see `Registration`.
     """
+    return replace(Registration.from_proto(request), holder=caller_name())
+
+
+def caller_name() -> str:
+    """Returns the name of the caller's token or certificate, or an empty string if the cluster asks for no tokens."""
     caller = _rpc.caller()
-    return replace(Registration.from_proto(request), holder=caller.name if caller else "")
+    return caller.name if caller else ""
 
 
-__all__ = ["registration_of", "submitter_of", "submitter_role"]
+__all__ = ["caller_name", "registration_of", "submitter_of", "submitter_role"]

@@ -7,6 +7,7 @@ from shoal._limits import catalogue
 from shoal._wire import check_address, check_text
 from shoal.v1 import group_pb2 as pb
 from shoal.v1 import group_pb2_grpc
+from shoal_coordinator.api.callers import caller_name
 from shoal_coordinator.groups import GroupRegistry, RankCandidate, RankHeartbeat
 
 _MIN_PROGRESS = -1
@@ -33,7 +34,7 @@ class GroupsService(group_pb2_grpc.GroupsServicer):
             ranks=request.ranks,
             min_ranks=request.min_ranks,
             generation=request.generation,
-            submitter=_submitter(),
+            submitter=caller_name(),
         )
         if formed is None:
             return pb.JoinGroupReply(waits_for=waits_for)
@@ -65,7 +66,7 @@ class GroupsService(group_pb2_grpc.GroupsServicer):
             heartbeat,
             ranks=request.ranks,
             min_ranks=request.min_ranks,
-            submitter=_submitter(),
+            submitter=caller_name(),
         )
         return pb.HeartbeatGroupReply(ended=ended)
 
@@ -91,11 +92,6 @@ def _check(request: pb.JoinGroupRequest | pb.HeartbeatGroupRequest) -> None:
             f"the group has {request.ranks} ranks, but a minimum of {request.min_ranks}; give 1 to {request.ranks} as "
             "the minimum (min_workers)"
         )
-
-
-def _submitter() -> str:
-    caller = _rpc.caller()
-    return caller.name if caller else ""
 
 
 __all__ = ["GroupsService"]

@@ -19,12 +19,13 @@ class _Transfer:
     """The transfer of one call: a context manager, which ends an earlier transfer of its worker first."""
 
     def __init__(self, transfers: "Transfers", push: PendingPush, end: Callable[[], object]) -> None:
-        self._transfers, self._push, self._end = transfers, push, end
+        self._transfers, self._end = transfers, end
+        self._worker = push.header.stamp.job, push.stamp.worker
         self._runs = threading.Lock()  # held until the transfer is over
         self._runs.acquire()
 
     def __enter__(self) -> None:
-        if earlier := self._transfers.begin(self._push, self):
+        if earlier := self._transfers.begin(self._worker, self):
             try:
                 earlier.end()
             except BaseException:
@@ -33,7 +34,7 @@ class _Transfer:
 
     def __exit__(self, *_: object) -> None:
         self._runs.release()
-        self._transfers.forget(self._push, self)
+        self._transfers.forget(self._worker, self)
 
     def end(self) -> None:
         """Ends the call of this transfer, and waits until the transfer is over.
@@ -44,7 +45,7 @@ class _Transfer:
         self._end()
         if not self._runs.acquire(timeout=_END_S):
             raise errors.Overloaded(
-                f"an earlier push of {self._push.stamp.worker} has not ended {_END_S:g} s after this one; repeat it"
+                f"an earlier push of {self._worker[1]} has not ended {_END_S:g} s after this one; repeat it"
             )
         self._runs.release()
 
@@ -71,16 +72,14 @@ class Transfers:
         """
         return _Transfer(self, push, end)
 
-    def begin(self, push: PendingPush, mine: _Transfer) -> _Transfer | None:
-        """Makes a transfer the newest one of its worker. Returns the one before, unless that is over."""
-        worker = push.header.stamp.job, push.stamp.worker
+    def begin(self, worker: tuple[str, str], mine: _Transfer) -> _Transfer | None:
+        """Makes a transfer the newest one of a worker, by job and name. Returns the one before, unless that is over."""
         with self._lock:
             earlier, self._newest[worker] = self._newest.get(worker), mine
         return earlier
 
-    def forget(self, push: PendingPush, mine: _Transfer) -> None:
+    def forget(self, worker: tuple[str, str], mine: _Transfer) -> None:
         """Forgets a transfer that is over, unless another one has followed."""
-        worker = push.header.stamp.job, push.stamp.worker
         with self._lock:
             if self._newest.get(worker) is mine:
                 del self._newest[worker]

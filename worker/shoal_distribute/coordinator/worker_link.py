@@ -187,7 +187,7 @@ class WorkerLink:
                 return
             sent.quiet = alone
 
-    def _is_due(self, sent: "_Sent") -> bool:
+    def _is_due(self, sent: _Sent) -> bool:
         """Returns whether there is something to send, or nothing more, with the lock."""
         state, log = self._state, self._state.calls.log
         return bool(
@@ -201,7 +201,8 @@ class WorkerLink:
     def _answers(self) -> list[tuple[int, ScheduledOutcome]]:
         """Removes the calls that have ended from those that the worker waits for, and returns their outcomes."""
         found = [(index, outcome) for index in self._asked if (outcome := self._state.calls.outcome(index))]
-        self._asked = [index for index in self._asked if not self._state.calls.outcome(index)]
+        answered = {index for index, _ in found}
+        self._asked = [index for index in self._asked if index not in answered]
         return found
 
     def _receive(self, orders: Connection, reports: Connection) -> None:
