@@ -15,7 +15,7 @@ from shoal import errors
 from shoal._rpc import CoordinatorClient
 from shoal._session import open_sessions
 from shoal._session.batches import DataPosition, NumberedBatches
-from shoal._session.endings import closed, declared_lost, forked, job_gone
+from shoal._session.endings import ENDING, closed, declared_lost, forked, job_gone
 from shoal._session.entry import entering
 from shoal._session.inputs import numbers_of, report_of, weight_of
 from shoal._session.job_access import JobAccess
@@ -24,9 +24,7 @@ from shoal._session.step_times import StepTimes
 from shoal._session.waits import SessionWaits
 from shoal._system import check_count, check_type
 from shoal._system.logs import Log
-from shoal._training import Gradients, PushResult, member_id
-from shoal._training.failures import failure_text
-from shoal._training.participant import Report
+from shoal._training import Gradients, PushResult, Report, failure_text, member_id
 from shoal._wire import Lease, NoRange
 
 _log = Log(__name__)
@@ -376,25 +374,27 @@ class Session(JobAccess):
             self._lose(declared_lost(self.job, self.worker))
         if self._lost:
             raise self._lost
-        with self._as_session_errors():
+        try:  # not `_as_session_errors`, which would cost a second generator for each call
             yield
+        except ENDING as error:
+            raise self._lose(error) from None
 
     @contextmanager
     def _as_session_errors(self) -> Iterator[None]:
         """Converts errors that end this session to ones that say what to do, and records them."""
         try:
             yield
-        except (errors.Fenced, errors.UnknownJob, errors.JobFailed, errors.Cancelled, errors.Unreachable) as error:
-            self._lose(error)
-            raise self._lost or error from None
+        except ENDING as error:
+            raise self._lose(error) from None
 
-    def _lose(self, error: errors.ShoalError) -> None:
-        """Records the error that ended this session. An unreachable server alone does not end it."""
+    def _lose(self, error: errors.ShoalError) -> errors.ShoalError:
+        """Records and returns the error that ended this session. An unreachable server alone does not end it."""
         if self._lost is None:
             self._lost = error if isinstance(error, errors.JobFailed | errors.Cancelled) else self._participant.ended()
         if self._lost is None and not isinstance(error, errors.Unreachable):
             gone = declared_lost if isinstance(error, errors.Fenced) else job_gone
             self._lost = gone(self.job, self.worker)
+        return self._lost or error
 
 
 __all__ = ["PushResult", "Session"]

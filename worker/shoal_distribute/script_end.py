@@ -2,7 +2,7 @@
 
 import sys
 
-from shoal._training.failures import failure_text
+from shoal._training import failure_text
 
 
 def failure_of(error: BaseException | None) -> str:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shoal._rpc import RetryTarget
-from shoal._training.participant import Report
+from shoal._training import Report
 from shoal._wire import Cursor
 from shoal.status import StepTiming
 from shoal.timings import PHASES

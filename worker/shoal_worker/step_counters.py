@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from shoal._training import PushResult, StepClock
-from shoal._training.participant import Report
+from shoal._training import PushResult, Report, StepClock
 from shoal_worker.messages import PHASES, Durations, TrainerReport
 
 

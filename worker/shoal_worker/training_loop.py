@@ -10,8 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from shoal import _tracing, errors
-from shoal._training import Gradients, PushResult
-from shoal._training.participant import Report
+from shoal._training import Gradients, PushResult, Report
 from shoal._wire import Cursor, NoRange, number
 from shoal.program import Array, Program, StepOutput
 from shoal_worker.batch_seeds import BatchSeeds

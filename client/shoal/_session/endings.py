@@ -2,6 +2,9 @@
 
 from shoal import errors
 
+# Errors that may end a session.
+ENDING = (errors.Fenced, errors.UnknownJob, errors.JobFailed, errors.Cancelled, errors.Unreachable)
+
 
 def job_gone(job: str, worker: str) -> errors.UnknownJob:
     """Returns the error of a session whose job does not exist any more."""
@@ -46,4 +49,4 @@ def forked(job: str, worker: str, process: int) -> errors.BadRequest:
     )
 
 
-__all__ = ["closed", "declared_lost", "forked", "job_gone"]
+__all__ = ["ENDING", "closed", "declared_lost", "forked", "job_gone"]

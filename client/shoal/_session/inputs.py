@@ -9,8 +9,7 @@ from shoal import errors, optim
 from shoal._numerics import array_of, is_real
 from shoal._session import trees
 from shoal._system import check_type
-from shoal._training import GradientBuffers, PushResult
-from shoal._training.participant import Report
+from shoal._training import GradientBuffers, PushResult, Report
 from shoal.variables import Variable, variable_from_array
 
 # Largest number of variables that an error names.
@@ -143,7 +142,7 @@ class Inputs:
             isinstance(tree, dict)
             and set(map(type, tree.values())) <= {np.ndarray}
             and set(map(type, tree)) <= {str}
-            and all(is_real(array.dtype) for array in tree.values())
+            and all(map(is_real, {array.dtype for array in tree.values()}))
         ):
             return cast(Mapping[str, np.ndarray], tree)
         leaves, _ = trees.flatten(tree, what, errors.InvalidGradient, none_is_leaf=True, known=self._variables)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from shoal import errors
 from shoal._rpc import HeartbeatPace
 from shoal._system.logs import Log
-from shoal._training import Outbox, StepClock
-from shoal._training.participant import Participant, Report
+from shoal._training import Outbox, Report, StepClock
+from shoal._training.participant import Participant
 from shoal._wire import ReportAck
 
 _log = Log(__name__)
@@ -38,7 +38,7 @@ class Reports:
         participant: Participant,
         pace: HeartbeatPace,
         steps: StepClock,
-        lose: Callable[[errors.ShoalError], None],
+        lose: Callable[[errors.ShoalError], object],
         clock: Callable[[], float],
     ) -> None:
         self._participant, self._pace, self._steps, self._lose, self._clock = participant, pace, steps, lose, clock

@@ -1,7 +1,6 @@
 """Times of a session's steps: how long its calls wait, and how long the user's loop computes between them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TypeVar
 
 from shoal._training import StepClock
@@ -40,19 +39,22 @@ class StepTimes:
         elif self._range_since is None:
             self._range_since = self._clock()
 
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        """Counts the block as `phase`, and the user's time since the pull and within generators as "compute"."""
+    def timed(self, phase: str) -> "_Timed":
+        """Counts a block as `phase`, and the user's time since the pull and within generators as "compute"."""
+        return _Timed(self, phase)
+
+    def begin(self, phase: str) -> tuple[float, float]:
+        """Begins a timed block. Returns its beginning, and how long the user's loop had computed before it."""
         start, self._generating_s = self._clock(), 0.0
-        computing_s = start - self._since if self._computing else 0.0
         self._call = phase, start
-        try:
-            yield
-        finally:
-            self._call = None
-            self._since = self._clock()
-            self.steps.observe(phase, self._since - start - self._generating_s)
-            self.steps.observe("compute", computing_s + self._generating_s)
+        return start, start - self._since if self._computing else 0.0
+
+    def end(self, phase: str, start: float, computing_s: float) -> None:
+        """Ends a timed block, with what `begin` returned."""
+        self._call = None
+        self._since = self._clock()
+        self.steps.observe(phase, self._since - start - self._generating_s)
+        self.steps.observe("compute", computing_s + self._generating_s)
 
     def generated(self, items: Iterator[T]) -> Iterator[T]:
         """Yields the items of the user's generator, and records the time that it takes."""
@@ -76,6 +78,21 @@ class StepTimes:
         """Records that the session has taken a step."""
         self.steps.stepped(step)
         self._computing = False
+
+
+class _Timed:
+    """A timed block. A class, because a generator would cost each call of a session some microseconds more."""
+
+    __slots__ = ("_began", "_phase", "_times")
+
+    def __init__(self, times: StepTimes, phase: str) -> None:
+        self._times, self._phase = times, phase
+
+    def __enter__(self) -> None:
+        self._began = self._times.begin(self._phase)
+
+    def __exit__(self, *_: object) -> None:
+        self._times.end(self._phase, *self._began)
 
 
 __all__ = ["StepTimes"]

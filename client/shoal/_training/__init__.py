@@ -3,10 +3,12 @@
 Sessions and workers use this package. `shoal._transport` sends the bytes to servers.
 """
 
+from shoal._training.failures import failure_text
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.outbox import Outbox
 from shoal._training.overlap import Gradients, Pipeline
 from shoal._training.parameters import ParameterClient, PushResult
+from shoal._training.report import Report
 from shoal._training.session_job import cancel, member_id, start_or_find
 from shoal._training.session_options import SessionOptions, check_options, spelled_out
 from shoal._training.step_clock import StepClock
@@ -19,10 +21,12 @@ __all__ = [
     "ParameterClient",
     "Pipeline",
     "PushResult",
+    "Report",
     "SessionOptions",
     "StepClock",
     "cancel",
     "check_options",
+    "failure_text",
     "member_id",
     "spelled_out",
     "start_or_find",

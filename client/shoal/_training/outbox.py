@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from shoal._training.participant import Report
+from shoal._training.report import Report
 from shoal._wire.limits import LOG_BYTES, LOG_LINE_BYTES, LOG_LINES
 
 # Lines kept while they cannot be sent; beyond that, the oldest are dropped.
