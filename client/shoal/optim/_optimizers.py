@@ -39,7 +39,7 @@ class Optimizer(Specification):
             variables together, without frozen ones. In synchronous mode g is the mean of the step, in the other modes
             the gradient of one push. With backup workers, all variables of the job are then on one server. 0 means no
             limit.
-        lr: another name of `learning_rate`; give one of the two.
+        lr: another name of the argument `learning_rate`; give one of the two. The attribute is `learning_rate`.
 
     Raises:
         InvalidOptimizer: a number is out of range or not finite, the patterns are not strings, or an argument is given
@@ -270,7 +270,7 @@ class Adam(Optimizer, name="adam"):
         eps: above 0.
         eps_uncorrected: whether to add eps to sqrt(v) instead of sqrt(v / (1 - beta2 ** t)), as Keras and section 2 of
             the paper do. The update is then x - lr * sqrt(1 - beta2 ** t) / (1 - beta1 ** t) * m / (sqrt(v) + eps).
-        betas: (beta1, beta2), instead of `beta1` and `beta2`.
+        betas: (beta1, beta2), instead of the arguments `beta1` and `beta2`. The attributes are `beta1` and `beta2`.
     """
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"eps_uncorrected"})
