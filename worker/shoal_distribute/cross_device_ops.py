@@ -7,14 +7,14 @@ that it gets: on CPU devices, all replicas may get the same ones.
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from shoal import errors
 from shoal.program import Array
-from shoal_distribute.collectives import ReduceOp
+from shoal_distribute.collectives import ReduceOp, nccl_type
 from shoal_distribute.devices import LogicalDevice, logical_device
 from shoal_distribute.replica_context import ReplicaContext
 
@@ -150,7 +150,7 @@ class NcclAllReduce(CrossDeviceOps):
         for array in arrays:
             source, out = replica.xp.ascontiguousarray(array), replica.xp.empty(array.shape, array.dtype)
             self._made.communicator.allReduce(
-                source.data.ptr, out.data.ptr, out.size, _nccl_type(nccl, out.dtype), nccl.NCCL_SUM, stream
+                source.data.ptr, out.data.ptr, out.size, nccl_type(nccl, out.dtype), nccl.NCCL_SUM, stream
             )
             results.append(out)
         nccl.groupEnd()
@@ -220,20 +220,6 @@ def _bounds(size: int, own: int, count: int) -> slice:
 def _slice_of(parts: Sequence[Array], own: int, count: int, op: ReduceOp, replica: ReplicaContext) -> Array:
     bounds = _bounds(parts[0].size, own, count)
     return _finished(op, _sum(_put(replica, [it.reshape(-1)[bounds] for it in parts])), count)
-
-
-def _nccl_type(nccl: Any, dtype: Any) -> int:
-    names: dict[str, Callable[[], int]] = {
-        "float16": lambda: nccl.NCCL_FLOAT16,
-        "float32": lambda: nccl.NCCL_FLOAT32,
-        "float64": lambda: nccl.NCCL_FLOAT64,
-        "int32": lambda: nccl.NCCL_INT32,
-        "int64": lambda: nccl.NCCL_INT64,
-        "uint8": lambda: nccl.NCCL_UINT8,
-    }
-    if str(dtype) not in names:
-        raise errors.BadRequest(f"NCCL cannot add {dtype}; give one of {', '.join(names)}")
-    return names[str(dtype)]()
 
 
 __all__ = [

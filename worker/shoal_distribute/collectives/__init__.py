@@ -1,13 +1,29 @@
 """Collectives between ranks: all-reduce, reduce-scatter, all-gather, broadcast and barrier.
 
-`group` has what users call, and `buckets` overlaps its calls with computation. `times` says how long the calls take.
-`meeting` connects the ranks. `mesh` has the connections, `ring` and `tree` the algorithms over them, and `schedule`
-their plans, without I/O. `shared_blocks` is for ranks on one host. `watch` sees when a rank fails.
+`group` has what users call. `buckets` overlaps its calls with computation, and `nccl` is the same between GPUs. `times`
+says how long the calls take. `meeting` connects the ranks. `mesh` has the connections, `ring` and `tree` the algorithms
+over them, and `schedule` their plans, without I/O. `shared_blocks` is for ranks on one host. `watch` sees when a rank
+fails.
 """
 
-from shoal_distribute.collectives.buckets import BUCKET_BYTES, Buckets
+from shoal_distribute.collectives.buckets import Buckets
 from shoal_distribute.collectives.calls import ReduceOp
 from shoal_distribute.collectives.group import Group
+from shoal_distribute.collectives.nccl import NcclSums, nccl_type, open_nccl
+from shoal_distribute.collectives.options import BUCKET_BYTES, CommunicationImplementation, CommunicationOptions
 from shoal_distribute.collectives.times import GroupTimings, RankTimes, StragglerRank
 
-__all__ = ["BUCKET_BYTES", "Buckets", "Group", "GroupTimings", "RankTimes", "ReduceOp", "StragglerRank"]
+__all__ = [
+    "BUCKET_BYTES",
+    "Buckets",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "Group",
+    "GroupTimings",
+    "NcclSums",
+    "RankTimes",
+    "ReduceOp",
+    "StragglerRank",
+    "nccl_type",
+    "open_nccl",
+]

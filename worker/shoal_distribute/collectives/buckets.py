@@ -18,9 +18,8 @@ import numpy as np
 from shoal import _tracing, errors
 from shoal_distribute.collectives.calls import ReduceOp
 from shoal_distribute.collectives.group import Group
+from shoal_distribute.collectives.options import BUCKET_BYTES
 from shoal_distribute.threads import start_thread
-
-BUCKET_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
@@ -214,4 +213,4 @@ class Buckets:
                 )
 
 
-__all__ = ["BUCKET_BYTES", "Buckets"]
+__all__ = ["Buckets"]

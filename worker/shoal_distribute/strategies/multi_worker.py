@@ -13,7 +13,16 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from shoal import _tracing, errors, optim
 from shoal.program import Array
-from shoal_distribute.collectives import BUCKET_BYTES, Buckets, Group, GroupTimings, RankTimes, ReduceOp
+from shoal_distribute.collectives import (
+    Buckets,
+    CommunicationOptions,
+    Group,
+    GroupTimings,
+    NcclSums,
+    RankTimes,
+    ReduceOp,
+    open_nccl,
+)
 from shoal_distribute.cross_device_ops import CrossDeviceOps
 from shoal_distribute.elastic_group import ElasticGroup
 from shoal_distribute.group_arrays import sums_of
@@ -57,6 +66,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     Args:
         cluster_resolver: describes the processes. None means the environment variable `TF_CONFIG`; without it, and
             without a coordinator, this process trains alone.
+        communication_options: what carries the gradients between the processes; see `CommunicationOptions`.
         devices: names of this process's devices, as for `MirroredStrategy`.
         cross_device_ops: how the replicas of one process add up their gradients, as for `MirroredStrategy`.
         group: a group of processes that is open already, instead of a resolver.
@@ -74,13 +84,14 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     Raises:
         BadRequest: `TF_CONFIG` is invalid; or there is a coordinator, also that of `SHOAL_COORDINATOR`, but neither
             `workers` nor anything else that describes the processes.
-        DeviceUnavailable: there is no such device.
+        DeviceUnavailable: there is no such device, or the options ask for NCCL and the processes cannot have it.
         RankLost: another process did not come.
     """
 
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
         *,
         devices: Sequence[str] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
@@ -96,8 +107,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         described = cluster_resolver or group or os.environ.get("TF_CONFIG")
         if workers is None and (coordinator or (os.environ.get("SHOAL_COORDINATOR") and not described)):
             raise errors.BadRequest("there is a coordinator, but no number of processes; give workers=N")
-        self._overlap = overlap
-        self._buckets: Buckets | None = None
+        self._overlap, self._options = overlap, communication_options or CommunicationOptions()
+        self._sums: Buckets | NcclSums | None = None
         self._made: list[weakref.ref[DistributedVariable]] = []
         self._state = SharedState(self._variables, self._states, lambda copy, array: self._places[copy].put(array))
         self._progress = _UNTRAINED
@@ -238,30 +249,31 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
         if self._group is None:
             return super().join(replica, op, arrays)
-        return join_processes(self._group, replica, op, super().join(replica, ReduceOp.SUM, arrays), self._replicas)
+        sums = super().join(replica, ReduceOp.SUM, arrays)
+        return join_processes(self._group, replica, op, sums, self._replicas, self._nccl)
 
     def _collected(
         self, replica: ReplicaContext, gradients: Iterator[tuple[DistributedVariable, Array]]
     ) -> tuple[list[DistributedVariable], list[Array]]:
-        if self._buckets is None:
+        if self._sums is None:
             return super()._collected(replica, gradients)
         variables: list[DistributedVariable] = []
         local_s = 0.0
         try:
             if not self._overlaps:
                 gradients = iter(list(gradients))
-            for part in _parts(gradients, BUCKET_BYTES if self.local_replicas > 1 else 0):
+            for part in _parts(gradients, self._options.pack_bytes if self.local_replicas > 1 else 0):
                 variables += [variable for variable, _ in part]
                 began = time.perf_counter()
                 sums = super().join(replica, ReduceOp.SUM, [gradient for _, gradient in part])
                 local_s += time.perf_counter() - began
                 if replica.local_replica == 0:
                     for (variable, _), array in zip(part, sums, strict=True):
-                        self._buckets.add(variable.name, on_host(array))
-            joined = list(self._buckets.finish().values()) if replica.local_replica == 0 else []
+                        self._sums.add(variable.name, array if self._nccl else on_host(array))
+            joined = list(self._sums.finish().values()) if replica.local_replica == 0 else []
         except BaseException:
             if replica.local_replica == 0:
-                self._buckets.abandon()
+                self._sums.abandon()
             raise
         if replica.local_replica == 0 and self._group:
             self._group.times.steps += 1
@@ -285,9 +297,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         atexit.unregister(self.close)
         if self._elastic:
             self._elastic.close()
-        if self._group and self._buckets:
-            self._group.close()
-            self._buckets.close()
+        self._close_sums()
         super().close(error)
 
     def _enter(self, group: Group | None, root: int = 0) -> None:
@@ -299,9 +309,25 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         self.rank = group.rank if group else 0
         self.first_replica, self._replicas = sum(counts[: self.rank]), sum(counts)
         self._processes = len(counts)
-        self._buckets = Buckets(group) if group else None
+        self._sums = self._sums_of(group) if group else None
         idle_cpu = any(it.is_gpu for it in self.devices) or not (group and group.shares_memory)
         self._overlaps = idle_cpu if self._overlap is None else self._overlap
+
+    def _sums_of(self, group: Group) -> Buckets | NcclSums:
+        lead = self.devices[0]
+        lead.activate()
+        found = open_nccl(group, self._options, lead.xp if lead.is_gpu else None, lead.index)
+        return found or Buckets(group, nbytes=self._options.pack_bytes)
+
+    @property
+    def _nccl(self) -> NcclSums | None:
+        return self._sums if isinstance(self._sums, NcclSums) else None
+
+    def _close_sums(self) -> None:
+        if self._group:
+            self._group.close()
+        if self._sums:
+            self._sums.close()
 
     def _meet(self) -> None:
         """Waits for the next generation of an elastic group."""
@@ -317,10 +343,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         self._met = self._shared = False
         if self._elastic:
             self._elastic.lose(error)
-        if self._group:
-            self._group.close()
-        if self._buckets:
-            self._buckets.close()
+        self._close_sums()
 
     def _updates(self) -> int:
         """Returns how often optimizers have been applied."""
