@@ -42,11 +42,11 @@ class JoinGroupRequest(_message.Message):
     address: _builtins.str
     """host:port at which the process waits for the other ranks."""
     ranks: _builtins.int
-    """The number of ranks of the group's first generation, and the most of a later one: 1 to 256. All processes give the
-    same one.
+    """The number of ranks of the group's first generation, and the largest number of later ones: 1 to 256. All processes
+    give the same number.
     """
     min_ranks: _builtins.int
-    """The fewest ranks of a later generation: 1 to `ranks`. All processes give the same number."""
+    """The smallest number of ranks of a later generation: 1 to `ranks`. All processes give the same number."""
     generation: _builtins.int
     """The last generation that the process has belonged to. 0 if it has belonged to none."""
     progress: _builtins.int
@@ -82,7 +82,7 @@ class JoinGroupReply(_message.Message):
     generation: _builtins.int
     """The generation that the process belongs to. 0 if it has to ask again."""
     waits_for: _builtins.str
-    """What the group waits for, for people. Empty if the generation is there."""
+    """What the group waits for, as a text for people. Empty if there is a generation."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupRank]:
         """The ranks of the generation, in order. Empty if there is none yet."""
@@ -150,7 +150,7 @@ class HeartbeatGroupRequest(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     LEAVES_FIELD_NUMBER: _builtins.int
     group: _builtins.str
-    """As in JoinGroupRequest, in which the process has given it."""
+    """As in JoinGroupRequest."""
     process_id: _builtins.str
     """As in JoinGroupRequest."""
     address: _builtins.str
@@ -168,7 +168,7 @@ class HeartbeatGroupRequest(_message.Message):
     lost_rank: _builtins.int
     """The rank that the process has lost. -1 if it has lost none."""
     reason: _builtins.str
-    """Why the generation ends, for people. Empty if the process knows no reason."""
+    """Why the generation ends, as a text for people. Empty if the process knows no reason."""
     leaves: _builtins.bool
     """Whether the process leaves the group. Then the generation goes on without it, and the next one does not wait for
     it.

@@ -53,20 +53,20 @@ class GroupsServicer:
 
     def Join(self, request, context):
         """Asks for a place in the next generation of a group, and makes the group if there is none. A process repeats the call
-        until the reply has the generation that it belongs to. A process that has a place in the current generation ends
-        that generation, and so does a new process if the generation has fewer ranks than the group may have. Returns
-        INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, or if the processes of a group give different
-        numbers of ranks, RESOURCE_EXHAUSTED, OVERLOADED if there are too many groups or waiting processes, and
-        PERMISSION_DENIED, FORBIDDEN if another user has made the group.
+        until the reply has the generation that it belongs to. A call from a process that has a place in the current
+        generation ends that generation. So does a call from a new process, if the generation has fewer ranks than the
+        group may have. Returns INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, or if the processes of a
+        group give different numbers of ranks, RESOURCE_EXHAUSTED, OVERLOADED if there are too many groups or waiting
+        processes, and PERMISSION_DENIED, FORBIDDEN if another user has made the group.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Tells that a rank lives, that another one is lost, or that the rank leaves. The reply tells whether its generation
-        has ended. After a restart of the coordinator, it learns the current generation from these calls. Returns errors as
-        Join does.
+        """Reports that a rank is alive, that it has lost another one, or that it leaves. The reply says whether its
+        generation has ended. After a restart of the coordinator, it learns the current generation from these calls.
+        Returns errors as Join does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,16 +39,16 @@ class GroupsStub:
     def __new__(cls, channel: _aio.Channel) -> GroupsAsyncStub: ...
     Join: _grpc.UnaryUnaryMultiCallable[_group_pb2.JoinGroupRequest, _group_pb2.JoinGroupReply]
     """Asks for a place in the next generation of a group, and makes the group if there is none. A process repeats the call
-    until the reply has the generation that it belongs to. A process that has a place in the current generation ends
-    that generation, and so does a new process if the generation has fewer ranks than the group may have. Returns
-    INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, or if the processes of a group give different
-    numbers of ranks, RESOURCE_EXHAUSTED, OVERLOADED if there are too many groups or waiting processes, and
-    PERMISSION_DENIED, FORBIDDEN if another user has made the group.
+    until the reply has the generation that it belongs to. A call from a process that has a place in the current
+    generation ends that generation. So does a call from a new process, if the generation has fewer ranks than the
+    group may have. Returns INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, or if the processes of a
+    group give different numbers of ranks, RESOURCE_EXHAUSTED, OVERLOADED if there are too many groups or waiting
+    processes, and PERMISSION_DENIED, FORBIDDEN if another user has made the group.
     """
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_group_pb2.HeartbeatGroupRequest, _group_pb2.HeartbeatGroupReply]
-    """Tells that a rank lives, that another one is lost, or that the rank leaves. The reply tells whether its generation
-    has ended. After a restart of the coordinator, it learns the current generation from these calls. Returns errors as
-    Join does.
+    """Reports that a rank is alive, that it has lost another one, or that it leaves. The reply says whether its
+    generation has ended. After a restart of the coordinator, it learns the current generation from these calls.
+    Returns errors as Join does.
     """
 
 @_typing.type_check_only
@@ -58,16 +58,16 @@ class GroupsAsyncStub(GroupsStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.UnaryUnaryMultiCallable[_group_pb2.JoinGroupRequest, _group_pb2.JoinGroupReply]  # type: ignore[assignment]
     """Asks for a place in the next generation of a group, and makes the group if there is none. A process repeats the call
-    until the reply has the generation that it belongs to. A process that has a place in the current generation ends
-    that generation, and so does a new process if the generation has fewer ranks than the group may have. Returns
-    INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, or if the processes of a group give different
-    numbers of ranks, RESOURCE_EXHAUSTED, OVERLOADED if there are too many groups or waiting processes, and
-    PERMISSION_DENIED, FORBIDDEN if another user has made the group.
+    until the reply has the generation that it belongs to. A call from a process that has a place in the current
+    generation ends that generation. So does a call from a new process, if the generation has fewer ranks than the
+    group may have. Returns INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, or if the processes of a
+    group give different numbers of ranks, RESOURCE_EXHAUSTED, OVERLOADED if there are too many groups or waiting
+    processes, and PERMISSION_DENIED, FORBIDDEN if another user has made the group.
     """
     Heartbeat: _aio.UnaryUnaryMultiCallable[_group_pb2.HeartbeatGroupRequest, _group_pb2.HeartbeatGroupReply]  # type: ignore[assignment]
-    """Tells that a rank lives, that another one is lost, or that the rank leaves. The reply tells whether its generation
-    has ended. After a restart of the coordinator, it learns the current generation from these calls. Returns errors as
-    Join does.
+    """Reports that a rank is alive, that it has lost another one, or that it leaves. The reply says whether its
+    generation has ended. After a restart of the coordinator, it learns the current generation from these calls.
+    Returns errors as Join does.
     """
 
 class GroupsServicer(metaclass=_abc_1.ABCMeta):
@@ -80,11 +80,11 @@ class GroupsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_group_pb2.JoinGroupReply, _abc.Awaitable[_group_pb2.JoinGroupReply]]:
         """Asks for a place in the next generation of a group, and makes the group if there is none. A process repeats the call
-        until the reply has the generation that it belongs to. A process that has a place in the current generation ends
-        that generation, and so does a new process if the generation has fewer ranks than the group may have. Returns
-        INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, or if the processes of a group give different
-        numbers of ranks, RESOURCE_EXHAUSTED, OVERLOADED if there are too many groups or waiting processes, and
-        PERMISSION_DENIED, FORBIDDEN if another user has made the group.
+        until the reply has the generation that it belongs to. A call from a process that has a place in the current
+        generation ends that generation. So does a call from a new process, if the generation has fewer ranks than the
+        group may have. Returns INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, or if the processes of a
+        group give different numbers of ranks, RESOURCE_EXHAUSTED, OVERLOADED if there are too many groups or waiting
+        processes, and PERMISSION_DENIED, FORBIDDEN if another user has made the group.
         """
 
     @_abc_1.abstractmethod
@@ -93,9 +93,9 @@ class GroupsServicer(metaclass=_abc_1.ABCMeta):
         request: _group_pb2.HeartbeatGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_group_pb2.HeartbeatGroupReply, _abc.Awaitable[_group_pb2.HeartbeatGroupReply]]:
-        """Tells that a rank lives, that another one is lost, or that the rank leaves. The reply tells whether its generation
-        has ended. After a restart of the coordinator, it learns the current generation from these calls. Returns errors as
-        Join does.
+        """Reports that a rank is alive, that it has lost another one, or that it leaves. The reply says whether its
+        generation has ended. After a restart of the coordinator, it learns the current generation from these calls.
+        Returns errors as Join does.
         """
 
 def add_GroupsServicer_to_server(servicer: GroupsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -633,7 +633,7 @@ class PlateauState(_message.Message):
     BAD_FIELD_NUMBER: _builtins.int
     COOLDOWN_FIELD_NUMBER: _builtins.int
     best: _builtins.float
-    """The best value of the metric. Not set before the first number."""
+    """The best value of the metric. Not set until an evaluation has a value other than NaN."""
     bad: _builtins.int
     """Consecutive evaluations without an improvement."""
     cooldown: _builtins.int
@@ -851,7 +851,7 @@ class RestartPoint(_message.Message):
     number: _builtins.int
     """The number of the checkpoint within that job."""
     step: _builtins.int
-    """The step of the fastest worker in the checkpoint."""
+    """The step at which the job continued."""
     def __init__(
         self,
         *,
@@ -908,7 +908,7 @@ class JobMember(_message.Message):
     state: Global___JobMember.State.ValueType
     """Whether it is in the job."""
     step: _builtins.int
-    """Its current step by its last report. 0 unless it is present."""
+    """Its current step, according to its last report. 0 unless it is present."""
     reason: _builtins.str
     """Why it has left. Empty unless its state is LEFT."""
     def __init__(
@@ -1256,8 +1256,8 @@ class CancelRequest(_message.Message):
     reason: _builtins.str
     """Why the job is cancelled, for its status: the first line of this text, at most 300 characters. Empty means no reason."""
     session: _builtins.str
-    """Member id of the session that started the job but could not enter it, if that session calls. The job is then
-    cancelled only if no other session has a part in it. If the id is empty, the job is cancelled in any case.
+    """Set by a session that started the job but could not enter it: its member id. The job is then cancelled only if no
+    other session has a part in it. If the id is empty, the job is cancelled in any case.
     """
     def __init__(
         self,

@@ -80,7 +80,7 @@ class Chunk(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
-    """Index in its job of the shard that has the arena."""
+    """Index, in its job, of the shard that has the arena."""
     arena: _builtins.int
     """Index into ShardLayout.arenas. `offset` counts from the start of this arena."""
     offset: _builtins.int
@@ -545,9 +545,8 @@ class ShareNormRequest(_message.Message):
     incarnation: _builtins.int
     """The server's incarnation."""
     step: _builtins.int
-    """The step whose gradients the server has added. It may be closed here already, but must not be later than the open
-    step.
-    Otherwise: INVALID_ARGUMENT, BAD_REQUEST.
+    """The step whose gradients the calling server has added. It may be closed here already, but must not be later than
+    the open step. Otherwise: INVALID_ARGUMENT, BAD_REQUEST.
     """
     @_builtins.property
     def squares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:

@@ -168,10 +168,10 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ShareNorm(self, request, context):
-        """Delivers the squares of another server's slices in a synchronous step: for each slice, the sum of the squares of the
-        mean gradient. Only servers call it, with a ticket. If the optimizer has a clip_norm, the update of a step waits
-        until this server has the squares of all servers of the job. The first call for a step counts; a repetition has no
-        effect.
+        """Delivers the squares of the calling server's slices in a synchronous step: for each slice, the sum of the squares
+        of the mean gradient. Only servers call it, with a ticket. If the optimizer has a clip_norm, the update of a step
+        waits until this server has the squares of all servers of the job. The first call for a step counts; a repetition
+        has no effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

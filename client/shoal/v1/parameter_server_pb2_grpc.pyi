@@ -57,10 +57,10 @@ class ParameterServerStub:
     shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
     """
     ShareNorm: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ShareNormRequest, _parameter_server_pb2.ShareNormReply]
-    """Delivers the squares of another server's slices in a synchronous step: for each slice, the sum of the squares of the
-    mean gradient. Only servers call it, with a ticket. If the optimizer has a clip_norm, the update of a step waits
-    until this server has the squares of all servers of the job. The first call for a step counts; a repetition has no
-    effect.
+    """Delivers the squares of the calling server's slices in a synchronous step: for each slice, the sum of the squares
+    of the mean gradient. Only servers call it, with a ticket. If the optimizer has a clip_norm, the update of a step
+    waits until this server has the squares of all servers of the job. The first call for a step counts; a repetition
+    has no effect.
     """
     CreateShards: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateShardsRequest, _parameter_server_pb2.CreateShardsReply]
     """Only the coordinator calls the RPCs from here on.
@@ -137,10 +137,10 @@ class ParameterServerAsyncStub(ParameterServerStub):
     shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
     """
     ShareNorm: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ShareNormRequest, _parameter_server_pb2.ShareNormReply]  # type: ignore[assignment]
-    """Delivers the squares of another server's slices in a synchronous step: for each slice, the sum of the squares of the
-    mean gradient. Only servers call it, with a ticket. If the optimizer has a clip_norm, the update of a step waits
-    until this server has the squares of all servers of the job. The first call for a step counts; a repetition has no
-    effect.
+    """Delivers the squares of the calling server's slices in a synchronous step: for each slice, the sum of the squares
+    of the mean gradient. Only servers call it, with a ticket. If the optimizer has a clip_norm, the update of a step
+    waits until this server has the squares of all servers of the job. The first call for a step counts; a repetition
+    has no effect.
     """
     CreateShards: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateShardsRequest, _parameter_server_pb2.CreateShardsReply]  # type: ignore[assignment]
     """Only the coordinator calls the RPCs from here on.
@@ -250,10 +250,10 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.ShareNormRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.ShareNormReply, _abc.Awaitable[_parameter_server_pb2.ShareNormReply]]:
-        """Delivers the squares of another server's slices in a synchronous step: for each slice, the sum of the squares of the
-        mean gradient. Only servers call it, with a ticket. If the optimizer has a clip_norm, the update of a step waits
-        until this server has the squares of all servers of the job. The first call for a step counts; a repetition has no
-        effect.
+        """Delivers the squares of the calling server's slices in a synchronous step: for each slice, the sum of the squares
+        of the mean gradient. Only servers call it, with a ticket. If the optimizer has a clip_norm, the update of a step
+        waits until this server has the squares of all servers of the job. The first call for a step counts; a repetition
+        has no effect.
         """
 
     @_abc_1.abstractmethod

@@ -595,8 +595,9 @@ class LedgerRecord(_message.Message):
     """All epochs before this one are done."""
     order: _builtins.int
     """Version of the order of an epoch's samples. All ranges refer to this order. The version never changes in a ledger.
-    Without blocks, version 0 is a permutation of the epoch by NumPy, and version 1 is a permutation that is computed
-    by index. Data sets with blocks have the order of shoal.data._reading.order.ShuffledBlocks in both versions.
+    Without blocks, version 0 is a permutation that NumPy draws as a whole, and version 1 is a permutation whose
+    elements are computed one by one. Data sets with blocks have the order of shoal.data._reading.order.ShuffledBlocks
+    in both versions.
     """
     @_builtins.property
     def next(self) -> _job_pb2.DataRange:
