@@ -42,7 +42,7 @@ class Consistency:
 
     @property
     def servers_agree(self) -> bool:
-        """Whether an update has the gradients of the same pushes on all servers of a job."""
+        """Whether all servers of a job apply the gradients of the same pushes in an update."""
         return True
 
     def to_proto(self) -> job_pb2.Consistency:

@@ -164,7 +164,7 @@ class RanksDisagree(ShoalError, code="RANKS_DISAGREE", status="FAILED_PRECONDITI
 
 
 class WrongContext(ShoalError, code="WRONG_CONTEXT", status="FAILED_PRECONDITION"):
-    """A call on a distribution strategy is made at the wrong place, such as with a variable of another strategy."""
+    """A call of a distribution strategy is made in the wrong context, or with an object of another strategy."""
 
 
 class UnknownMember(ShoalError, code="UNKNOWN_MEMBER", status="NOT_FOUND"):

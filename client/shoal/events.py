@@ -176,7 +176,7 @@ def watch(
     Raises:
         BadRequest: `after` is not a whole number, or `timeout_s` is not a number.
         UnknownJob: there is no such job, or it was dropped.
-        Unauthenticated: the token or the certificate has ended, and was not replaced.
+        Unauthenticated: the token or the certificate has expired or was revoked, and was not replaced.
         Overloaded: `follow` is false, and too many other calls watch jobs.
         Unreachable: the coordinator did not answer for longer than the client retries.
         DeadlineExceeded: the job has not ended within `timeout_s`. The message has its state and what it waits for.

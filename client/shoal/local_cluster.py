@@ -38,8 +38,8 @@ class LocalCluster:
     scripts, notebooks and the REPL. A role that dies stays dead until `restart`, unlike with `shoal up`.
 
     One more process, the fork server, loads the code of all roles once and forks them. So `ps` shows its command line
-    for each role, and `ps -o comm` the names, such as shoal:server-0. Variables that libraries read when they load,
-    such as OMP_NUM_THREADS, are the same for all roles.
+    for each role, and `ps -o comm` the names, such as shoal:server-0. Environment variables that libraries read when
+    they load, such as OMP_NUM_THREADS, are the same for all roles.
 
     Args:
         servers: number of servers. With 0, jobs wait for a server.

@@ -44,7 +44,7 @@ class Revocations(NamedTuple):
     """The revoked tokens of a cluster.
 
     Attributes:
-        revision: a number that differs for other tokens, and is the same after a restart. 0 if there are none.
+        revision: a number that changes when the tokens change, and is the same after a restart. 0 if there are none.
         tokens: their ids, in order.
     """
 
@@ -286,7 +286,7 @@ class Access:
 
 
 def revocations_of(access: Access | None) -> Revocations:
-    """Returns the revoked tokens of a cluster; those of a cluster that asks for no tokens are none."""
+    """Returns the revoked tokens of a cluster; none if the cluster asks for no tokens."""
     return access.revocations if access else Revocations.of(frozenset())
 
 

@@ -1,4 +1,4 @@
-"""The holders of certificates that have called, so that the list of revoked certificates can name them."""
+"""The holders whose certificates this coordinator has seen in calls, for the list of revoked certificates."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ class HolderVerifier(TokenVerifier):
     """Checks tokens and certificates, and remembers whom the certificates identify. Thread-safe.
 
     A certificate is revoked by its serial number alone, and the coordinator does not store other certificates. So it
-    knows the holder only if the certificate has called since the coordinator's start.
+    knows the holder only if a caller has presented the certificate since the coordinator's start.
     """
 
     def __init__(self, public_key: bytes, clock: Callable[[], float] = time.time) -> None:
@@ -25,7 +25,7 @@ class HolderVerifier(TokenVerifier):
         self._holders: OrderedDict[str, Principal] = OrderedDict()  # by the id of the certificate
 
     def holder(self, certificate: str) -> Principal | None:
-        """Returns whom the certificate with this id identifies; None if it has not called."""
+        """Returns whom the certificate with this id identifies; None if no caller has presented it."""
         return self._holders.get(certificate)
 
     def check(self, principal: Principal) -> None:

@@ -206,7 +206,7 @@ class StateCollector(Collector):
             ),
             (
                 "heartbeat_interval_seconds",
-                "Interval between heartbeats or reports of a member now. It grows with the number of members.",
+                "Current interval between heartbeats or reports of a member. It grows with the number of members.",
                 interval_s,
             ),
             ("unwritten_changes", "Decisions that are not yet in the store, and not yet visible.", unwritten),

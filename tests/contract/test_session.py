@@ -867,7 +867,7 @@ def test_the_options_of_a_session_are_in_its_signature() -> None:
 
 
 def test_session_of_an_unknown_job_cannot_be_joined(client: shoal.Client, coordinator: FakeCoordinator) -> None:
-    with pytest.raises(shoal.UnknownJob, match=r"^no job .* can join: pass variables to start it"):
+    with pytest.raises(shoal.UnknownJob, match=r"^there is no running job .* can join: pass variables to start it"):
         client.session("job")
     coordinator.add(shoal.Job(name="job"), "SUCCEEDED")
     with pytest.raises(shoal.UnknownJob, match=r"job is succeeded.*pass variables"):

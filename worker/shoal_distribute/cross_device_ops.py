@@ -92,7 +92,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
 
 
 class RingAllReduce(CrossDeviceOps):
-    """Each replica adds one slice of all arrays, then all exchange the slices: as a ring's two phases do.
+    """Each replica adds one slice of all arrays, then all exchange the slices: the two phases of a ring.
 
     CPU devices share memory, so that no slice is copied. Elements are added in the order of the replicas.
     """

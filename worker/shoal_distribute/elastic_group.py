@@ -31,8 +31,8 @@ class ElasticGroup:
     Args:
         coordinator: host:port of the coordinator; None means that of `SHOAL_COORDINATOR`, or of `shoal up`.
         name: name of the group, the same for all its processes.
-        ranks: number of ranks of the first generation, and the most of a later one.
-        min_ranks: the fewest ranks of a later generation.
+        ranks: number of ranks of the first generation, and the largest number of later ones.
+        min_ranks: the smallest number of ranks of a later generation.
         environment: the environment variables.
 
     Raises:
@@ -71,7 +71,7 @@ class ElasticGroup:
 
         Args:
             progress: how far this process has trained; -1 if it has nothing that others could use.
-            within_s: seconds to wait. After two seconds, a line says for whom.
+            within_s: seconds to wait. After two seconds, a line says what it waits for.
 
         Returns:
             The group, and the rank whose state all take: the first one with the largest progress.
@@ -117,7 +117,7 @@ class ElasticGroup:
         """Tells the coordinator why the generation has ended. `form` waits for the next one.
 
         Args:
-            error: what the ranks have got.
+            error: the error that the ranks have got.
         """
         self._end_watch()
         if self._heartbeat and isinstance(error, errors.RankLost):
@@ -144,7 +144,7 @@ class ElasticGroup:
                 probe.connect(found[4])  # sends nothing
                 own = str(probe.getsockname()[0])
         except OSError as error:
-            raise errors.Unreachable(f"there is no way to the coordinator at {host}:{port}: {error}") from None
+            raise errors.Unreachable(f"cannot reach the coordinator at {host}:{port}: {error}") from None
         return _rpc.listen("127.0.0.1" if loopback_addresses(own) else own, 0)
 
     def _join(self, address: str, progress: int, deadline: float) -> pb.JoinGroupReply:

@@ -132,8 +132,8 @@ class GroupSession:
 
         Args:
             gradients: this process's gradients by name: of the same variables in all processes.
-            updates: values, or increments, of variables that are not trainable; see `shoal.Session.push`. Those of a
-                variable with the aggregation "last" are of the last process that does not skip the step.
+            updates: values, or increments, of variables that are not trainable; see `shoal.Session.push`. For a
+                variable with the aggregation "last", the value of the last process that does not skip the step counts.
             weight: weight of this process's gradients: usually its number of samples.
             metrics: metrics of this process's samples. Their mean is reported.
 
@@ -178,7 +178,7 @@ class GroupSession:
             n_samples: samples in one epoch, the same in all processes.
 
         Yields:
-            Numbers of samples: each process gets another part of the batch. If the batch is smaller than the group,
+            Numbers of samples: each process gets a different part of the batch. If the batch is smaller than the group,
             some parts are empty. `skip` the step then.
 
         Raises:

@@ -30,7 +30,7 @@ class PerReplica:
 
 
 def part_of(tree: Any, replica: int) -> Any:
-    """Returns one replica's part of a tree: of each `PerReplica` its value, of all others the value itself.
+    """Returns one replica's part of a tree: each `PerReplica` is replaced by its value, and other values stay.
 
     Args:
         tree: tuples, lists and dicts of values.

@@ -131,8 +131,8 @@ class Sequential(_Container):
             learns = any(it.trainable for it in layer.variables(shape).values())
             self._demand(
                 not learns,
-                f"its layer {self.layers[number][0]!r} gives no gradient by its input, so {name!r} before it would "
-                "not learn; set input_gradient=True, or freeze the layers before it",
+                f"its layer {self.layers[number][0]!r} gives no gradient with respect to its input, so "
+                f"{name!r} before it would not learn; set input_gradient=True, or freeze the layers before it",
             )
 
 

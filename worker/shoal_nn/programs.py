@@ -82,7 +82,7 @@ def image_classifier(
         held_out_share: share of the training images to hold out; None means 0.1, or the test images if there are any.
         top: k of an additional top-k accuracy in evaluations; 1 means none.
         precision: dtype to compute in: float32, float16, bfloat16 (on a GPU from CuPy 14 on) or float64.
-        head: new name of the model's last layer, whose values are then drawn, for fine-tuning. Empty keeps the name.
+        head: new name of the model's last layer, which then starts from initial values. Empty keeps the name.
         train_from: first part of the model that is trained; earlier parts stay as restored. Empty trains all parts.
 
     Returns:

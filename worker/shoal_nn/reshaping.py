@@ -109,7 +109,7 @@ class Interpolate(StatelessLayer):
     Args:
         size: new height and width, each 1 or more.
         method: "bilinear": interpolation between the centers of four pixels, as `shoal.data.augment.resize`; "nearest":
-            the pixel whose area has the center of the new one.
+            the pixel whose area contains the center of the new pixel.
 
     Raises:
         InvalidLayer: a length is below 1, or the method is unknown.

@@ -115,7 +115,7 @@ class Supervised:
         held_out: data set of the same form for evaluation.
         objective: the loss and the metrics.
         label: name of the label among the features; empty if batches are tuples.
-        variables: the variables of `net` with other first values, as `shoal_nn.models.pretrained` returns them; None
+        variables: the variables of `net` with other initial values, as `shoal_nn.models.pretrained` returns them; None
             means those of `net`.
         precision: dtype in which the model computes. For float16 the loss is scaled. Servers reject a step whose
             gradient overflows, and the worker skips this step.

@@ -257,7 +257,7 @@ def _with_advice(error: str, advice: str) -> str:
 
 
 def why_stopped(job: str, error: str, status: Callable[[], JobStatus]) -> str:
-    """Returns why a trainer stopped that a server refused.
+    """Returns why a trainer has stopped after a server refused its calls.
 
     The servers refuse a trainer, and drop its shards, when its job is cancelled or restarts. They do not know why, so
     the trainer's error names only the refusal. The coordinator knows the reason.

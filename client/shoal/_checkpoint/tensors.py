@@ -203,7 +203,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def damaged(where: str, what: str) -> errors.CorruptCheckpoint:
-    """Returns the error for a damaged file. Of a long text it has the beginning, because a name may fill a header."""
+    """Returns the error for a damaged file. It cuts a long text, because a name may fill a header."""
     shown = what if len(what) <= _MAX_SHOWN else f"{what[:_MAX_SHOWN]}..."
     return errors.CorruptCheckpoint(f"{where} is damaged: {shown}", file=where)
 

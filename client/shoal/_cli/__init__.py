@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def load() -> "Callable[[], None]":
-    """Loads the commands. Returns the function that runs the one of this process's arguments."""
+    """Loads the commands. Returns the function that runs the command that this process's arguments name."""
     from shoal import errors  # noqa: PLC0415 - the imports of a command take up to two seconds: see _end_at_interrupts
     from shoal._memory import allocator, gc_control  # noqa: PLC0415
     from shoal._system import hidden  # noqa: PLC0415

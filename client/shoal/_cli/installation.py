@@ -30,7 +30,7 @@ def compile_(
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Compiles all kernels for an image. Roles load them from the folder that SHOAL_KERNELS names."""
+    """Compiles all kernels, for a container image. Roles load them from the folder that SHOAL_KERNELS names."""
     with Output(as_json) as out:
         for each in level or kernels.levels():
             started = time.perf_counter()

@@ -18,7 +18,7 @@ def metrics(
 
     Each value is the mean over the worker's steps since its previous report. Workers report about twice a second.
     "wait_share", from the workers of programs, is the share of the time in which a worker neither computed nor
-    evaluated. Workers that have left the job are counted, and shown only with --json.
+    evaluated. The table only counts the workers that have left the job; --json shows them.
     """
     with Output(as_json) as out, connect() as client:
         handle = client.job(job)

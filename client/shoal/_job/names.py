@@ -56,7 +56,7 @@ def check_names(
     """Checks the names of keyword arguments.
 
     Args:
-        owner: what is called, for the message.
+        owner: name of the class or function, for the message.
         given: names of the arguments.
         known: names that it takes.
         of_optimizers: names that optimizers take.

@@ -1,8 +1,9 @@
 """The table of all limits. A limit's name is the name of its constant here.
 
 The limits page of the documentation is generated from this table. Other modules take their limits from here. A limit on
-what a caller can make grow belongs in this table, not in the module that checks it. A caller is another process: what
-limits a script's own process, such as `max_calls` of a `ClusterCoordinator`, is an argument or a constant there.
+what a caller can make grow belongs in this table, not in the module that checks it. A caller is another process. A
+limit of a script's own process, such as `max_calls` of a `ClusterCoordinator`, is an argument, or a constant of its
+module.
 """
 
 from collections.abc import Callable, Sequence

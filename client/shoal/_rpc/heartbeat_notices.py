@@ -52,7 +52,7 @@ class HeartbeatNotices:
         return Notice(text, round(now - self._since, 1))
 
     def answered(self, now: float) -> Notice | None:
-        """Records an answer. Returns a notice if there was one of the failure before it."""
+        """Records an answer. Returns a notice if there was one about the failure that it ends."""
         failing, self._failing = self._failing, None
         told, self._told = self._told, False
         return Notice(failing.last, round(now - self._since, 1)) if failing and told else None

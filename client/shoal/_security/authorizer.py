@@ -113,7 +113,7 @@ class Authorizer:
         if not pem:
             raise errors.Unauthenticated(
                 f"{call.rpartition('/')[2]} was called without a token. Processes of the coordinator's user on its "
-                "machine find a token by the coordinator's address. For all others, set SHOAL_TOKEN_FILE to a file "
+                "machine find a token by themselves. For all others, set SHOAL_TOKEN_FILE to a file "
                 "with a token from `shoal token create`, or use TLS with a certificate that names a role"
             )
         from shoal._security.certificate_identity import principal_in  # noqa: PLC0415 - cryptography is slow to import

@@ -39,10 +39,9 @@ class Credentials:
         tls: TLS settings of connections. None means connections without TLS.
         token: returns the token or the ticket for a call, or an empty string if the call has none.
         discard_token: called when a server has refused the token, so that `token` gets another one.
-        closed: whether this is a role without --insecure. It joins no cluster that asks for no tokens. A port of
-            loopback without TLS must be of its user even if there is no token to send. A role does what the coordinator
-            says. If the coordinator is down, and its tokens are removed, another user who takes its port could
-            otherwise assign jobs to it.
+        closed: whether this is a role without --insecure. Such a role joins no cluster that asks for no tokens. Before
+            a call without TLS to a port of loopback, it checks the user of the port, even if it has no token to send.
+            Otherwise, while the coordinator is down, another user could take its port and assign jobs to the role.
     """
 
     tls: "TlsFiles | None" = None

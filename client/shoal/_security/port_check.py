@@ -79,8 +79,8 @@ class PortCheck:
         if others:
             nor = ", nor the user of the coordinator that made the token" if token else ""
             raise errors.Unauthenticated(
-                f"user {min(others)} listens on {self._address}. That is neither user {own}, as whom this process "
-                f"runs, nor root{nor}. {'The token' if token else 'The call'} was not sent. If another user has taken "
+                f"user {min(others)} listens on {self._address}. That is neither this process's user, {own}, "
+                f"nor root{nor}. {'The token' if token else 'The call'} was not sent. If another user has taken "
                 "the port, start the coordinator or the server again on another port. If a role is to run as user "
                 f"{min(others)}, use TLS",
                 address=self._address,

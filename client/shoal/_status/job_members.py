@@ -14,7 +14,7 @@ class JobMember:
         worker: its member id.
         rank: its rank. If another one has taken the rank, only that one is listed.
         state: "present", "finished", or "left" if it left before it finished, or was lost.
-        step: its current step by its last report. 0 unless it is present.
+        step: its current step, according to its last report. 0 unless it is present.
         reason: why it has left, such as "left: the session raised ValueError: boom". "" unless it has.
     """
 

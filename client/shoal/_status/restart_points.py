@@ -12,7 +12,7 @@ class RestartPoint:
     Attributes:
         job: the job that took the checkpoint.
         number: number of the checkpoint within that job.
-        step: the step of the fastest worker in the checkpoint.
+        step: the step at which the job continued.
     """
 
     job: str

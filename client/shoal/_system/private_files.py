@@ -89,7 +89,7 @@ def check_secret(what: str, file: Path, status: os.stat_result, refusal: type[er
         raise refusal(
             f"{what} {file} is not private: it belongs to user {owner} and has the mode {mode:o}, so others than user "
             f"{user} can read or change it. Make another one, because others may have read this one, store it as user "
-            f"{user}, and run: chmod 600 {file}. When its group may read it: {docs_url('how-to/security')}",
+            f"{user}, and run: chmod 600 {file}. {docs_url('how-to/security')} says when its group may read it",
             file=file,
         )
 

@@ -64,7 +64,8 @@ def start_or_find(
         status = JobStatus.from_proto(coordinator.call(coordinator.jobs.Get, job_pb2.GetRequest(job=name)).status)
     except errors.UnknownJob as error:
         raise errors.UnknownJob(
-            f"no job {name!r:.80} runs that this session can join: pass variables to start it ({error.message})",
+            f"there is no running job {name!r:.80} that this session can join: pass variables to start it "
+            f"({error.message})",
             job=name,
         ) from None
     if status.state.finished:

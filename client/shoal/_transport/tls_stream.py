@@ -43,8 +43,8 @@ def secured(security: Security, credentials: Credentials) -> Security:
 class TlsSecurity:
     """Security with encryption: both ends show certificates. Credentials are those of another security.
 
-    The end that opens a connection expects the certificate of a server, whose name of the role it checks. It does not
-    check the host, as gRPC does not.
+    The end that opens a connection expects the certificate of a server. Like gRPC, it checks the name of the role in
+    it, not the host.
 
     Args:
         inner: gives and checks the credentials of hellos, which are encrypted.

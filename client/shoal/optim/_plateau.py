@@ -15,7 +15,7 @@ class PlateauState:
     """What a job remembers for `ReduceOnPlateau`. Checkpoints keep it.
 
     Attributes:
-        best: the best value of the metric; None before the first number.
+        best: the best value of the metric; None until an evaluation has a value other than NaN.
         bad: consecutive evaluations without an improvement.
         cooldown: evaluations until `bad` counts again.
     """

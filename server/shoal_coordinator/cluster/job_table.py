@@ -62,9 +62,9 @@ class JobTable(Mapping[str, JobMachine]):
             kept = self._keep_ended
             if name in self._forgotten:
                 raise errors.UnknownJob(
-                    f"job {name!r:.80} has ended and is forgotten: of the ended jobs the newest {kept} with variables "
-                    f"and the newest {kept} without are kept (--keep-finished-jobs of the coordinator). Its "
-                    "checkpoints remain: `shoal checkpoints ls` lists them",
+                    f"job {name!r:.80} has ended and is forgotten: of the ended jobs, the coordinator keeps the "
+                    f"newest {kept} with variables and the newest {kept} without (--keep-finished-jobs). The "
+                    "checkpoints of the job remain: `shoal checkpoints ls` lists them",
                     job=name,
                 )
             raise errors.UnknownJob(

@@ -79,10 +79,11 @@ class NormWatch:
 
 
 def separating(pairs: Iterable[tuple[str, str]]) -> frozenset[str]:
-    """Returns servers without which no pair is left: first those that are in the most pairs.
+    """Returns servers whose removal leaves no pair. The server in the most pairs is removed first, repeatedly.
 
     Args:
-        pairs: a server, and another one that it cannot reach. If they are in equally many pairs, the second is taken.
+        pairs: a server, and another one that it cannot reach. Of servers in equally many pairs, the one that is
+            unreached most often is removed.
     """
     left, taken = [*pairs], set[str]()
     while left:

@@ -221,8 +221,8 @@ def _check_steps(job: JobMachine, worker: str, steps: Iterable[int], now: float)
         if step > limit:
             name = job.spec.name
             raise errors.BadRequest(
-                f"{worker} reports step {step} of job {name}, but the job cannot have come so far: the limit is step "
-                f"{limit} now, which is MAX_LEAD ({MAX_LEAD}) steps ahead of all that its workers can have made. "
+                f"{worker} reports step {step} of job {name}, but its workers cannot have taken so many steps: the "
+                f"limit is now step {limit}, MAX_LEAD ({MAX_LEAD}) above the highest step that they can have reached. "
                 "Report the step of the worker's last push",
                 job=name,
                 worker=worker,

@@ -67,13 +67,13 @@ class RankGroup:
     """One group.
 
     Args:
-        ranks: number of ranks of the first generation, and the most of a later one.
-        min_ranks: the fewest ranks of a later generation.
+        ranks: number of ranks of the first generation, and the largest number of later ones.
+        min_ranks: the smallest number of ranks of a later generation.
         submitter: name of the user who has made it; empty if it is not known.
 
     Attributes:
-        ranks: number of ranks of the first generation, and the most of a later one.
-        min_ranks: the fewest ranks of a later generation.
+        ranks: number of ranks of the first generation, and the largest number of later ones.
+        min_ranks: the smallest number of ranks of a later generation.
         submitter: name of the user who has made it; empty if it is not known.
         generation: number of the last generation; 0 before the first one.
     """

@@ -42,7 +42,7 @@ class GroupRegistry:
             submitter: name of the user.
 
         Returns:
-            The generation of the process, or None; and then what it waits for.
+            The generation of the process; or None, and what it waits for.
 
         Raises:
             BadRequest: the processes disagree on the number of ranks, or on their minimum.

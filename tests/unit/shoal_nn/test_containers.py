@@ -254,7 +254,7 @@ class TestWithoutAGradientByTheInput:
         net = Sequential({"a": Dense(4), "relu": ReLU(), "b": blind, "c": Dense(2)})
         params, state = net.init(np.random.default_rng(0), (4,))
         y, _, pullback = net.apply(params, state, np.ones((3, 4), np.float32), TrainingContext(0))
-        with pytest.raises(errors.InvalidLayer, match=r"layer 'b' gives no gradient by its input, so 'a' before it"):
+        with pytest.raises(errors.InvalidLayer, match=r"layer 'b' gives no gradient .*, so 'a' before it"):
             pullback(y)
 
     def test_it_may_follow_layers_that_learn_nothing(self) -> None:

@@ -23,7 +23,7 @@ class ReduceOp(enum.Enum):
     MEAN = "mean"
 
     def finish(self, total: np.ndarray[Any, Any], ranks: int) -> None:
-        """Makes the result of the sum of all ranks' arrays, in place.
+        """Turns the sum of all ranks' arrays into the result, in place.
 
         Args:
             total: the sum, or a part of it. One rank alone finishes each element, so that all get the same bits.

@@ -25,7 +25,7 @@ class _TimeSpec(ctypes.Structure):
 class Futex:
     """A number in memory that processes share. One process changes it, and any number of them wait for that.
 
-    Who sees the number also sees what the process has written to shared memory before it changed the number.
+    A process that sees a new number also sees what was written to shared memory before the number was changed.
 
     Args:
         number: array of one uint64. Its memory must stay valid while this object exists.

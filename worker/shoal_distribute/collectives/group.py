@@ -80,8 +80,8 @@ class Group:
             listening: a bound socket that listens at this rank's address. None means that this function makes one.
             generation: number of the group. Ranks of another generation are refused.
             within_s: seconds to wait for the other ranks.
-            silent_s: seconds without a heartbeat after which a rank counts as lost. A rank gives one each second,
-                also while it computes; so only a process that is stopped, or a host that cannot be reached, gives none.
+            silent_s: seconds without a heartbeat after which a rank counts as lost. A rank sends one each second,
+                even while it computes. So only a process that is stopped, or a host that cannot be reached, sends none.
             share: whether to use shared memory if all ranks are on one host.
 
         Returns:
@@ -90,7 +90,7 @@ class Group:
         Raises:
             BadRequest: an address is not host:port, or there are too many.
             RankLost: a rank did not come in time. The message names it.
-            RanksDisagree: two processes have one rank, or another number of ranks.
+            RanksDisagree: two processes have the same rank, or give different numbers of ranks.
         """
         mesh, stop = connect(
             rank,
@@ -120,12 +120,12 @@ class Group:
 
     @property
     def rounds(self) -> int:
-        """How often this rank has waited for another one's data in turn with its own sends."""
+        """The number of communication rounds so far. In each, this rank waits for data from another one."""
         return self._mesh.rounds
 
     @property
     def times(self) -> RankTimes:
-        """The times of this rank since the group began. `seconds` is 0 in it."""
+        """The times of this rank since the group began. Their `seconds` is 0."""
         return self._mesh.times.own
 
     def timings(self) -> GroupTimings:

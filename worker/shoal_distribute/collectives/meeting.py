@@ -156,7 +156,7 @@ def connect(
     Raises:
         BadRequest: an address is not host:port, or there are too many.
         RankLost: a rank did not come in time. The message names it.
-        RanksDisagree: two processes have one rank, or another number of ranks.
+        RanksDisagree: two processes have the same rank, or give different numbers of ranks.
     """
     if not 0 <= rank < len(addresses) <= MAX_RANKS:
         raise errors.BadRequest(f"rank {rank} of {len(addresses)} ranks: a group has 1 to {MAX_RANKS} of them")

@@ -47,7 +47,7 @@ class Mesh:
         rank: this rank.
         ranks: number of ranks.
         sent_bytes: bytes of array data that this rank has sent.
-        rounds: number of times that it has received from another rank in turn with its own sends.
+        rounds: number of communication rounds. In each, this rank waits for data from another one.
         times: the times of all ranks.
     """
 

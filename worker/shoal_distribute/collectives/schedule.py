@@ -16,7 +16,7 @@ def slices(elements: int, ranks: int, multiple: int = 1) -> list[slice]:
     Args:
         elements: number of elements.
         ranks: number of slices.
-        multiple: each slice except for the last non-empty one has a multiple of so many elements.
+        multiple: each slice, except the last non-empty one, has a multiple of this number of elements.
 
     Returns:
         The slices, in order. Some are empty if there are few elements.

@@ -61,7 +61,7 @@ class StragglerRank:
 
     Attributes:
         rank: its number.
-        seconds: by how much longer the others wait, for each call, as a median.
+        seconds: the median of the others' waits minus its own wait, per call.
     """
 
     rank: int
@@ -85,7 +85,7 @@ class GroupTimings:
         """Returns the straggler, or None.
 
         The straggler is the rank that waits least. Its wait is shorter than the others' median by more than 5% of the
-        time.
+        elapsed time.
         """
         if len(self.ranks) < 2 or min(it.calls for it in self.ranks) < _FEWEST:
             return None

@@ -16,7 +16,7 @@ SMALL_BYTES = 32 << 10
 
 
 def reduce_to_root(mesh: Mesh, flat: np.ndarray[Any, Any], op: ReduceOp) -> None:
-    """Adds the arrays of all ranks into that of rank 0, in an order that depends on nothing else.
+    """Adds the arrays of all ranks into that of rank 0, in an order that depends only on the number of ranks.
 
     Args:
         mesh: the connections.

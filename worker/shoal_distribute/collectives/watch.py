@@ -1,6 +1,6 @@
 """Watch: a thread by which a rank sees within seconds that another one has ended, stalls, has left or has failed.
 
-Each pair of ranks has a connection of its own for this. A rank sends on it each second that it lives. So a rank that
+Each pair of ranks has a connection of its own for this. Every second, a rank sends a heartbeat on it. So a rank that
 computes for minutes differs from one that is stopped, and a failure reaches all ranks at once, not along a ring.
 """
 

@@ -76,7 +76,7 @@ class OrdersReceiver(Protocol):
         ...
 
     def lost(self, link: ChiefLink, *, left: bool) -> None:
-        """Takes the end of a link.
+        """Handles the end of a link.
 
         Args:
             link: the link.

@@ -38,11 +38,11 @@ class ClusterCoordinator:
         print(np.mean(coordinator.fetch(losses)))
 
     The chief and all workers run the same script, and functions are never sent. The n-th call of `schedule` is the same
-    one in each task. The chief gives each call to a worker that is free, which runs it on a thread, in the scope of the
-    strategy, once its own script has made this call. The script of a worker does not get ahead of the chief's:
-    `schedule`, `join` and `done` return when the chief's have returned, with the same result, and `fetch` returns the
-    same value in all tasks. So the scripts must not decide by anything that differs between tasks, such as the time:
-    let a scheduled function return it, and fetch it.
+    one in each task. The chief gives each call to a free worker. When the worker's own script has also made this call,
+    the worker runs it on a thread, in the scope of the strategy. The script of a worker does not get ahead of the
+    chief's: `schedule`, `join` and `done` return when the chief's have returned, with the same result, and `fetch`
+    returns the same value in all tasks. So the scripts must not decide by anything that differs between tasks, such as
+    the time: let a scheduled function return it, and fetch it.
 
     If a worker dies, another one gets its call. Each call has one result, but a call whose worker has died may have
     pushed its gradients before, so they can count twice. A worker that is started again runs the script from its start,
@@ -52,7 +52,7 @@ class ClusterCoordinator:
 
     Args:
         strategy: the strategy. Its consistency must be `Asynchronous`. From now on the chief computes nothing itself.
-        max_calls: `schedule` waits if the first unfinished call is so many calls behind.
+        max_calls: calls from the first unfinished one to the last one; `schedule` waits when there are that many.
         kept_bytes: bytes of results that the chief keeps for workers that fetch them later.
 
     Attributes:

@@ -11,7 +11,7 @@ _SELF = 0
 
 
 class LocalCalls(CallScheduler):
-    """The calls of the only process. Errors are raised as they are where there are workers.
+    """The calls of the only process. Errors are raised in the same places as in a cluster with workers.
 
     Args:
         scope: enters the scope of the strategy.

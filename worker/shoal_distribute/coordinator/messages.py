@@ -111,7 +111,7 @@ def encode_outcome(number: int, outcome: ScheduledOutcome) -> list[bytes]:
 
 
 def decode_outcome(data: Buffer) -> tuple[int, ScheduledOutcome]:
-    """Returns what `encode_outcome` was given. The payload of the outcome is not looked at.
+    """Returns what `encode_outcome` was given. The payload of the outcome is not decoded.
 
     Raises:
         BadFrame: the bytes are no outcome.

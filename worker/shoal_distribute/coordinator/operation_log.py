@@ -1,8 +1,8 @@
 """Log of the operations of a script: what the chief's script has gone through, which all other tasks repeat. Pure.
 
 An operation is one call of `schedule`, `join` or `done`. The tasks run the same script, so the n-th operation of each
-is the same one, and must end in the same way. Few operations end in a way that the script alone does not tell: those
-that raise the error of a function, and each `done` that returns True. The log has these, and the number of all.
+is the same one, and must end in the same way. The script alone tells how most operations end. The others raise the
+error of a function, or are a `done` that returns True. The log has these others, and the number of all operations.
 """
 
 import enum

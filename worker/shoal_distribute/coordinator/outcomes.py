@@ -117,8 +117,8 @@ def encode_tree(value: Any) -> bytes:
 
     Args:
         value: arrays of numbers, numbers, strings, None, and lists, tuples, dicts with strings as keys, and
-            `PerReplica`s of them. Of an object with a method `numpy`, such as a variable, the array that this returns.
-            Named tuples become tuples.
+            `PerReplica`s of them. An object with a method `numpy`, such as a variable, is encoded as the array that
+            this method returns. Named tuples become tuples.
 
     Raises:
         BadRequest: it contains something else, or is nested too deeply.

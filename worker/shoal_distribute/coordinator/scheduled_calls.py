@@ -1,8 +1,8 @@
 """Scheduled calls: the chief's state machine, which knows each call, who runs it, and how it ended. No clock, no I/O.
 
 A call is given to one worker at a time, the lowest number first. If its worker is lost, another one gets it. Each time
-has a number of its own, the attempt. A result counts only if it is that of the call's current attempt, so each call has
-exactly one outcome, however many workers have run it.
+that a worker gets it is an attempt, with a number of its own. A result counts only if it is that of the call's current
+attempt, so each call has exactly one outcome, however many workers have run it.
 """
 
 import heapq

@@ -177,7 +177,7 @@ class WorkerCalls(CallScheduler):
                 self._changed.notify_all()
 
     def lost(self, link: ChiefLink, *, left: bool) -> None:
-        """Takes the end of a link; `left` says whether the chief leaves."""
+        """Handles the end of a link; `left` says whether the chief leaves."""
         with self._changed:
             if self._link is link:
                 self._link = None

@@ -29,7 +29,7 @@ def RandomUniform(minval: float = -0.05, maxval: float = 0.05, seed: int | None 
     Args:
         minval: lower bound.
         maxval: upper bound.
-        seed: 1 to 2**64 - 1. None means another one for each variable.
+        seed: 1 to 2**64 - 1. None means a different one for each variable.
     """
     return initializers.Uniform(minval, maxval, seed=seed)
 
@@ -40,7 +40,7 @@ def RandomNormal(mean: float = 0.0, stddev: float = 0.05, seed: int | None = Non
     Args:
         mean: mean of the distribution.
         stddev: its standard deviation.
-        seed: 1 to 2**64 - 1. None means another one for each variable.
+        seed: 1 to 2**64 - 1. None means a different one for each variable.
     """
     return initializers.Normal(mean, stddev, seed=seed)
 
@@ -51,7 +51,7 @@ def TruncatedNormal(mean: float = 0.0, stddev: float = 0.05, seed: int | None = 
     Args:
         mean: mean of the distribution.
         stddev: its standard deviation before the truncation.
-        seed: 1 to 2**64 - 1. None means another one for each variable.
+        seed: 1 to 2**64 - 1. None means a different one for each variable.
     """
     return initializers.TruncatedNormal(mean, stddev, seed=seed)
 

@@ -109,7 +109,7 @@ def snake_case(name: str) -> str:
 
 
 def unique_name(stem: str) -> str:
-    """Returns the stem, or with a number that it has not been given yet: "dense", "dense_1"."""
+    """Returns the stem at its first use, and later the stem with the next number: "dense", "dense_1"."""
     with _lock:
         number = _counts[stem]
         _counts[stem] += 1

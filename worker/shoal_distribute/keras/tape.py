@@ -215,8 +215,8 @@ def _uses(nodes: Sequence[Node]) -> Counter[int]:
 def _of(source: Any, found: dict[int, Array]) -> Tensor | None:
     if not isinstance(source, Tensor | DistributedVariable):
         raise errors.BadRequest(
-            f"tape.gradient cannot differentiate by a {type(source).__name__}; the sources are variables, such as "
-            "model.trainable_variables, or watched tensors"
+            f"tape.gradient cannot differentiate with respect to a {type(source).__name__}; the sources are "
+            "variables, such as model.trainable_variables, or watched tensors"
         )
     gradient = found.get(id(source if isinstance(source, DistributedVariable) else source.node))
     return None if gradient is None else Tensor(gradient)
@@ -252,7 +252,7 @@ def compute_average_loss(
     Args:
         per_example_loss: losses of this replica's samples, [batch]: of a loss object with `reduction=None`.
         sample_weight: weights of the samples, [batch].
-        global_batch_size: samples of all replicas. None means this replica's number times the number of replicas.
+        global_batch_size: samples of all replicas. None means the samples of this replica times the number of replicas.
 
     Raises:
         BadRequest: the losses are one number for the whole batch.

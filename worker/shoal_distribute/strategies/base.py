@@ -72,7 +72,7 @@ class Strategy(InputSurface):
 
     @contextmanager
     def scope(self) -> Iterator["Strategy"]:
-        """Makes variables within the block variables of this strategy.
+        """Makes new variables within the block belong to this strategy.
 
         Raises:
             WrongContext: this thread is in the scope of another strategy, or runs a replica.

@@ -27,7 +27,7 @@ class HybridGroup:
 
     @classmethod
     def of(cls, group: Group | None, workers: int) -> "HybridGroup":
-        """Returns the place of an open group.
+        """Returns the hybrid group of an open group of ranks; None means that this worker is on its own.
 
         Raises:
             BadRequest: the workers cannot be divided into groups of this size.

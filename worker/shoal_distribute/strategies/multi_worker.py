@@ -82,8 +82,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         rank: number of this process.
 
     Raises:
-        BadRequest: `TF_CONFIG` is invalid; or there is a coordinator, also that of `SHOAL_COORDINATOR`, but neither
-            `workers` nor anything else that describes the processes.
+        BadRequest: `TF_CONFIG` is invalid; or a coordinator is given, as an argument or by `SHOAL_COORDINATOR`, but
+            neither `workers` nor anything else that describes the processes.
         DeviceUnavailable: there is no such device, or the options ask for NCCL and the processes cannot have it.
         RankLost: another process did not come.
     """
@@ -162,8 +162,9 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
                 loss = strategy.elastic(take_step, strategy.progress)      # take_step calls strategy.run
 
         If a process is lost, the others form the next generation, take the state of one of them, and repeat the step,
-        unless that state has it already. So the function divides its batch each time. A step counts as taken as soon as
-        it has applied an optimizer. If a process is lost later in the function, the rest of it is not repeated.
+        unless that state includes the step already. So the function divides its batch each time. A step counts as taken
+        as soon as it has applied an optimizer. If a process is lost later in the function, the rest of it is not
+        repeated.
 
         Args:
             step: the function.

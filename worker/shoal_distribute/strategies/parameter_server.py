@@ -56,7 +56,7 @@ class ParameterServerStrategy(Strategy):
     With `Synchronous`, the gradients of all workers are added, as those of replicas are, and applied once; then
     `num_replicas_in_sync` counts the replicas of all workers, which must have the same number of devices.
 
-    With `group_size=2`, two workers each are a group: they add up their gradients among themselves, and the first one
+    With `group_size=2`, every two workers are a group: they add up their gradients among themselves, and the first one
     pulls and pushes for both. Then all workers of a group must make the same variables, and call `run`, `reduce` and
     `gather`, and read variables, the same number of times. If a worker dies, the others of its group get `RankLost`
     with its number, and the other groups go on.

@@ -121,7 +121,7 @@ def resolver_of_cluster(resolver: ClusterResolver | None, client: shoal.Client |
 
 
 def script_name(path: str) -> str:
-    """Returns a job's name for a script: its file name, with the letters that names have.
+    """Returns a job's name for a script: its file name, with only the characters that names may have.
 
     Args:
         path: path of the script.

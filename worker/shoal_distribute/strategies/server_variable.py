@@ -71,8 +71,8 @@ class ServerVariable(DistributedVariable):
     def increment(self, replicas: int, workers: int, rank: int) -> np.ndarray:
         """Returns what this process adds to the value, for workers that push at different times.
 
-        Their values would replace each other: of a moving average, only the steps of one worker would count. TensorFlow
-        adds increments, too.
+        If they pushed values instead, these would replace each other, and a moving average would include the steps of
+        one worker only. TensorFlow adds increments, too.
 
         Args:
             replicas: number of replicas of this process.

@@ -1,7 +1,7 @@
 """Well-known models, built from layers of `shoal_nn`.
 
 Each function that is named like a model returns a layer that describes it and holds no parameter values. `load_weights`
-reads the values from a published file, and `pretrained` makes them the first values of the variables.
+reads the values from a published file, and `pretrained` makes them the initial values of the variables.
 """
 
 from shoal_nn.models.fine_tuning import frozen, with_head

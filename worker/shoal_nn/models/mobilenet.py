@@ -32,7 +32,7 @@ def mobilenet_v2(
     Args:
         classes: number of outputs.
         width: multiplier of each layer's channels, which are rounded to multiples of 8. The last convolution has at
-            least 1,280.
+            least 1,280 channels.
         stem_strides: strides of the first convolution; 1 suits images of 32x32.
         dropout: rate of the dropout before the head.
         style: "torchvision" or "keras": the library whose model it equals. They pad and normalize differently.

@@ -85,8 +85,8 @@ def issue(
 ) -> None:
     """Makes a certificate and a key for one more holder, such as another submitter or the worker of another host.
 
-    Writes NAME.pem and NAME-key.pem. The holder also needs ca.pem. Jobs and members belong to the name of the holder.
-    Existing files are never overwritten.
+    Writes NAME.pem and NAME-key.pem. The holder also needs ca.pem. The cluster identifies the owner of a job or a
+    member by NAME. Existing files are never overwritten.
     """
     with Output(as_json) as out:
         from shoal._security.certificates import issue_certificate  # noqa: PLC0415 - slow

@@ -81,7 +81,7 @@ class DataPipeline(ABC):
 
         Args:
             function: takes an element, and returns the new one. If the element is a tuple, its items are separate
-                arguments. It is called when its result is needed, also if stages between move or drop elements.
+                arguments. It is called only when its result is needed, even if later stages move or drop elements.
             num_parallel_calls: number of threads that call it for the elements of one batch. None means that the
                 iterating thread does, and `AUTOTUNE` one thread per core. The results keep their order.
         """
@@ -95,7 +95,7 @@ class DataPipeline(ABC):
     def shuffle(
         self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True
     ) -> "DataPipeline":
-        """Returns the elements in another order: each comes from a random place of a buffer, which the next one takes.
+        """Returns the elements in another order: each comes from a random place of a buffer, which is then refilled.
 
         Args:
             buffer_size: number of elements in the buffer. The order is uniformly random if it is at least the number of
@@ -117,7 +117,7 @@ class DataPipeline(ABC):
         return Batched(self, check_count("batch_size", batch_size, 1), drop_remainder)
 
     def prefetch(self, buffer_size: int) -> "DataPipeline":
-        """Computes elements ahead, in one thread. It ends with the iteration, also with one that is not finished.
+        """Computes elements ahead, in one thread. The thread ends when the iteration ends or is abandoned.
 
         Args:
             buffer_size: largest number of elements that are ready. `AUTOTUNE` means 2.

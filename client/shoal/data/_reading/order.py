@@ -30,7 +30,7 @@ class SampleOrder(ABC):
 
 
 class ShuffledSamples(SampleOrder):
-    """A permutation of single samples, computed by index.
+    """A permutation of single samples, computed element by element: version 1 of the order.
 
     Args:
         samples: number of samples in one epoch.

@@ -143,7 +143,7 @@ def test_what_it_does_not_follow() -> None:
             tape.watch(np.ones(3))
     with pytest.raises(errors.BadRequest, match="got a float32, which no tape can follow back"):
         tape.gradient(mean, layer.trainable_variables)
-    with pytest.raises(errors.BadRequest, match="cannot differentiate by a ndarray"):
+    with pytest.raises(errors.BadRequest, match="cannot differentiate with respect to a ndarray"):
         tape.gradient(y, np.ones(3))
     with pytest.raises(errors.BadRequest, match="watch_accessed_variables"):
         GradientTape(watch_accessed_variables=False)

@@ -56,7 +56,7 @@ class ArrayBatches:
         return self.of_epoch(self._epoch - 1)
 
     def of_epoch(self, epoch: int, first: int = 0) -> Iterator[BatchTuple]:
-        """Yields the batches of an epoch, which has an order of its own, from the batch of a number on."""
+        """Yields the batches of an epoch, from the batch of number `first` on. Each epoch has its own order."""
         order = np.arange(self.samples)
         if self._shuffle:
             np.random.default_rng([self._seed, epoch]).shuffle(order)

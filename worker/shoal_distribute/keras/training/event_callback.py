@@ -17,8 +17,8 @@ _VALIDATION = "val_"
 class EventCallback(Callback):
     """Calls a callback of `shoal.callbacks`, or any function of an event, with what a job's events would say.
 
-    At the end of an epoch, `MetricsReported` has its metrics, and `EvaluationEnded` those of the validation without
-    "val_". The step is the number of updates of the optimizer.
+    At the end of an epoch, `MetricsReported` has its metrics. `EvaluationEnded` has those of the validation, by their
+    names without "val_". The step is the number of updates of the optimizer.
 
     Args:
         callback: takes an event.

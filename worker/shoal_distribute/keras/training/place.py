@@ -96,7 +96,7 @@ class EvaluationPlace:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is after `fit`, so that a process that joins comes to it, too."""
+        """Whether the call comes after `fit`. A process that joins later then makes it, too."""
         return self._fits > 0
 
     @property

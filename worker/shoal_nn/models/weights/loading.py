@@ -68,7 +68,7 @@ def pretrained(
         net: the model.
         path: the file, as for `load_weights`. The process that submits the job reads it.
         shape: shape of an input sample.
-        head: whether to load the last part too. If not, its values are drawn.
+        head: whether to load the last part too. If not, its initializers give its values.
 
     Raises:
         InvalidData: the file does not exist, is damaged, or does not fit the model.
@@ -104,7 +104,8 @@ def _naming_of(
     theirs = naming.source(lacks[0]).names[0]
     if all(name.partition("/")[0] == last for name in lacks):
         raise errors.InvalidData(
-            f"{path} has no weights for the last part of the model ({theirs}); give head=False to draw its values"
+            f"{path} has no weights for the last part of the model ({theirs}); give head=False "
+            "to start it from initial values"
         )
     has = ", ".join(sorted(arrays)[:3])
     raise errors.InvalidData(

@@ -14,7 +14,7 @@ class Source:
     """Where the value of a variable is in a file.
 
     Attributes:
-        names: the names that it may have; the first that the file has counts.
+        names: the names that it may have; the first one in the file is used.
         layout: converts the array to Shoal's layout.
         minus: names of an array to subtract, if the file has one. Keras' ResNets have convolutions with a bias before
             each BatchNorm. Subtracting the bias from the mean gives the same model without it.
