@@ -29,5 +29,6 @@ def test_a_chief_gives_scheduled_steps_to_workers(tmp_path: Path) -> None:
         chief, *workers = (json.loads(cluster.output(task)) for task in cluster.tasks if task[0] != "ps")
     assert workers == [chief, chief]
     scheduled_steps.check(chief)
+    assert [it.name for it in tmp_path.glob("written by *")] == ["written by chief"]
     assert len({pid for _, pid, _ in chief["results"]}) == 2
     assert chief["steps"] == scheduled_steps.BATCH  # the servers have applied each push once

@@ -1,7 +1,7 @@
 """One script for each task of TF_CONFIG: a ClusterCoordinator schedules steps of training until a file exists.
 
-It prints the results, which are the same in all tasks. `FOLDER` has the file, `stop`, and a file for each worker that
-has run a step, named by its process id.
+It prints the results, which are the same in all tasks. `FOLDER` has the file, `stop`, a file for each worker that has
+run a step, named by its process id, and a file `written by TYPE` for each type of task that writes files.
 """
 
 import json
@@ -54,6 +54,8 @@ def main(folder: Path) -> dict[str, Any]:
         values = [coordinator.schedule(step, (batches, len(results) + more)) for more in range(BATCH)]
         coordinator.join()
         results += coordinator.fetch(values)
+    if strategy.writes_files:
+        (folder / f"written by {json.loads(os.environ['TF_CONFIG'])['task']['type']}").touch()
     return {"results": results, "steps": -float(weights.numpy()[0])}
 
 

@@ -44,6 +44,11 @@ class InputSurface(ABC):
         """The number of this process among those that read data."""
         return 0
 
+    @property
+    def writes_files(self) -> bool:
+        """Whether this process writes the files of all processes, such as checkpoints: one of them does."""
+        return self.input_pipeline_id == 0
+
     def experimental_distribute_dataset(
         self,
         dataset: DataPipeline | Iterable[Any],

@@ -253,7 +253,7 @@ class BackupAndRestore(Callback, Advising):
         self._manager.save()
 
     def on_train_end(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - the state is removed
-        if self.model.strategy.input_pipeline_id == 0:
+        if self.model.strategy.writes_files:
             for path in self._manager.checkpoints:
                 Path(f"{path}.npz").unlink(missing_ok=True)
 

@@ -49,7 +49,7 @@ class Checkpoint:
     def writes(self) -> bool:
         """Whether this process writes the files: of several processes, the first one does."""
         strategies = [it.strategy for it in self.objects.values() if not isinstance(it, int)]
-        return all(it.input_pipeline_id == 0 for it in strategies)
+        return all(it.writes_files for it in strategies)
 
     def save(self, file_prefix: str | Path) -> str:
         """Writes the next numbered checkpoint.

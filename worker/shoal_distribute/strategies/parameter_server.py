@@ -160,6 +160,12 @@ class ParameterServerStrategy(Strategy):
         first = self._session.rank * self._place.size if self._session else 0
         return first + (self._group.rank if self._group else 0)
 
+    @property
+    def writes_files(self) -> bool:
+        if self._coordinated and self._task:
+            return self._task.number == 0  # the chief; the first worker has its number among those that read data
+        return super().writes_files
+
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
         if self._session:
             raise errors.WrongContext(

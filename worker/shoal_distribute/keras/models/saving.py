@@ -173,10 +173,11 @@ def placed(name: str, places: dict[str, str]) -> str:
 
 
 def _write(model: Any, path: str, overwrite: bool, arrays: dict[str, np.ndarray], description: Any) -> None:
+    if not model.strategy.writes_files:
+        return
     if not overwrite and Path(path).exists():
         raise errors.StorageFailed(f"{path} exists; give overwrite=True, or another name")
-    if model.strategy.input_pipeline_id == 0:  # of several processes, one writes
-        write_arrays(path, arrays, description)
+    write_arrays(path, arrays, description)
 
 
 def _require_built(layer: Layer) -> None:
