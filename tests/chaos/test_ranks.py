@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,15 @@ pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 RANKS = 4
 LONGEST_S = 10.0
-WAYS = {"connections": False, "shared memory": True}
+WAYS: dict[str, dict[str, Any]] = {
+    "connections": {"share": False},
+    "shared memory": {},
+    "mixed": {"hosts": [0, 1, 0, 1]},
+}
 
 
 @pytest.fixture(params=WAYS)
-def share(request: pytest.FixtureRequest) -> bool:
+def way(request: pytest.FixtureRequest) -> dict[str, Any]:
     return WAYS[request.param]
 
 
@@ -34,12 +39,12 @@ def check_survivors(ranks: list[KillableRole], lost: int, began: float) -> float
     return waited
 
 
-def test_a_killed_rank(nursery: Nursery, share: bool) -> None:
+def test_a_killed_rank(nursery: Nursery, way: dict[str, Any]) -> None:
     draw = random.Random(1)
     with count_runs("rank_kill", count := run_lengths.runs(2, 10), "s") as counted:
         for _ in range(count):
             lost = draw.randrange(RANKS)
-            ranks = nursery.ranks(RANKS, share=share, dooms={str(lost): draw.randrange(1, 1_500)})
+            ranks = nursery.ranks(RANKS, **way, dooms={str(lost): draw.randrange(1, 1_500)})
             for process in ranks:
                 assert process.hear() == "ready"
             assert ranks[lost].end() == -signal.SIGKILL
@@ -47,10 +52,10 @@ def test_a_killed_rank(nursery: Nursery, share: bool) -> None:
             assert not nursery.segments()
 
 
-def test_a_stopped_rank(nursery: Nursery, share: bool) -> None:
+def test_a_stopped_rank(nursery: Nursery, way: dict[str, Any]) -> None:
     with count_runs("rank_stop", count := run_lengths.runs(1, 5), "s") as counted:
         for lost in range(count):
-            ranks = nursery.ranks(RANKS, share=share, **run_lengths.size({"silent_s": 1.5}, {}))
+            ranks = nursery.ranks(RANKS, **way, **run_lengths.size({"silent_s": 1.5}, {}))
             for process in ranks:
                 assert process.hear() == "ready"
             stopped = ranks[lost := lost % RANKS]

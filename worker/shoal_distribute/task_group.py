@@ -25,7 +25,7 @@ def open_group(
         resolver: describes the tasks.
         generation: number of the group. Tasks of another generation are refused.
         within_s: seconds to wait for the other tasks. After two seconds, a line says which ones are missing.
-        share: whether to use shared memory if all tasks are on one host.
+        share: whether to use shared memory between tasks on one host.
         environment: the environment variables, for `group_security`.
 
     Returns:

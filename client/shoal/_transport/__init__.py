@@ -27,7 +27,7 @@ from shoal._transport.lane_socket import STALL_S
 from shoal._transport.lane_transport import LaneFactory, LaneTransport
 from shoal._transport.listener import ConnectionHandler, Listener, ListenerLimits
 from shoal._transport.registry import chosen_setting, register, registered, unregister
-from shoal._transport.segment import Regions, Segment, SegmentLost, SegmentUnavailable, remove_stale
+from shoal._transport.segment import SHM, Regions, Segment, SegmentLost, SegmentUnavailable, remove_stale
 from shoal._transport.selector import Selector
 from shoal._transport.server_connection import ServerConnection
 from shoal._transport.tls_stream import TlsSecurity, TlsStream, secured
@@ -35,6 +35,7 @@ from shoal._transport.transport import Target, Transport, TransportFactory, Tran
 
 __all__ = [
     "PARAMETER_SERVER",
+    "SHM",
     "STALL_S",
     "ByteStream",
     "Connection",

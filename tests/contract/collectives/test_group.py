@@ -1,6 +1,7 @@
-"""Collectives of ranks on loopback: results, bits, bytes and failures, over connections and through shared memory."""
+"""Collectives of ranks on loopback: results, bits, bytes and failures, over connections, shared memory and both."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -11,11 +12,15 @@ from shoal import errors
 from shoal._transport import Lane
 from shoal_distribute.collectives import Group, ReduceOp
 from shoal_distribute.group_arrays import sums_of
+from support import run_lengths
 from support.ranks import run_ranks, succeeded
 
-SIZES = [0, 1, 5, 8_191, 300_007, 1_000_003]
+SIZES = [0, 1, 5, 8_191, 300_007, 1_000_003, *run_lengths.size([], [10_000_019])]
 DTYPES = ["float32", "float64", "float16", "int8", "int32", "uint64", "complex64", ml_dtypes.bfloat16]
-WAYS = {"connections": False, "shared memory": True}
+WAYS = ["connections", "shared memory", "mixed"]
+
+# Runs a function as each rank of a group: the number of ranks, and the function.
+Run = Callable[[int, Callable[[Group], Any]], list[Any]]
 
 
 def given(rank: int, size: int, dtype: Any, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -24,14 +29,15 @@ def given(rank: int, size: int, dtype: Any, seed: int = 0) -> np.ndarray[Any, An
 
 
 @pytest.fixture(params=WAYS)
-def share(request: pytest.FixtureRequest) -> bool:
-    return WAYS[request.param]
+def run(request: pytest.FixtureRequest) -> Run:
+    if request.param == "mixed":
+        return lambda ranks, work: run_ranks(ranks, work, hosts=[rank % 2 for rank in range(ranks)])
+    return lambda ranks, work: run_ranks(ranks, work, share=request.param == "shared memory")
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_all_reduce_gives_each_rank_the_sum(ranks: int, share: bool) -> None:
+def test_all_reduce_gives_each_rank_the_sum(ranks: int, run: Run) -> None:
     def work(group: Group) -> list[np.ndarray[Any, Any]]:
-        assert group.shares_memory == (share and ranks > 1)
         return [group.all_reduce(given(group.rank, size, dtype)) for size in SIZES for dtype in DTYPES[:2]]
 
     expected = [
@@ -39,39 +45,39 @@ def test_all_reduce_gives_each_rank_the_sum(ranks: int, share: bool) -> None:
         for size in SIZES
         for dtype in DTYPES[:2]
     ]
-    for result in succeeded(run_ranks(ranks, work, share=share)):
+    for result in succeeded(run(ranks, work)):
         for got, wanted in zip(result, expected, strict=True):
             np.testing.assert_array_equal(got, wanted)
 
 
-def test_every_dtype_of_numbers_is_reduced(share: bool) -> None:
+def test_every_dtype_of_numbers_is_reduced(run: Run) -> None:
     def work(group: Group) -> list[np.ndarray[Any, Any]]:
-        return [group.all_reduce(given(group.rank, 20_001, dtype)) for dtype in DTYPES]
+        return [group.all_reduce(given(group.rank, 40_003, dtype)) for dtype in DTYPES]
 
-    for result in succeeded(run_ranks(3, work, share=share)):
+    for result in succeeded(run(3, work)):
         for got, dtype in zip(result, DTYPES, strict=True):
             assert got.dtype == np.dtype(dtype)
-            np.testing.assert_array_equal(got, sum(given(rank, 20_001, dtype) for rank in range(3)))
+            np.testing.assert_array_equal(got, sum(given(rank, 40_003, dtype) for rank in range(3)))
 
 
-def test_all_ranks_get_the_same_bits(share: bool) -> None:
+def test_all_ranks_get_the_same_bits(run: Run) -> None:
     def work(group: Group) -> tuple[bytes, bytes]:
         drawn = np.random.default_rng(group.rank).standard_normal(500_003)
         return group.all_reduce(drawn, ReduceOp.MEAN).tobytes(), group.all_reduce(drawn[:100]).tobytes()
 
-    assert len(set(succeeded(run_ranks(4, work, share=share)))) == 1
+    assert len(set(succeeded(run(4, work)))) == 1
 
 
-def test_the_mean_is_that_of_all_ranks(share: bool) -> None:
+def test_the_mean_is_that_of_all_ranks(run: Run) -> None:
     def work(group: Group) -> tuple[float, float]:
         large, small = np.full(100_000, float(group.rank)), np.full((2, 3), float(group.rank), np.float32)
         return group.all_reduce(large, ReduceOp.MEAN).max(), float(group.all_reduce(small, ReduceOp.MEAN).min())
 
-    assert set(succeeded(run_ranks(4, work, share=share))) == {(1.5, 1.5)}
+    assert set(succeeded(run(4, work))) == {(1.5, 1.5)}
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_the_other_collectives(ranks: int, share: bool) -> None:
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_other_collectives(ranks: int, run: Run) -> None:
     def work(group: Group) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         part = group.reduce_scatter(given(group.rank, 100_003, np.int64)).copy()
         gathered = group.all_gather(np.full((3, 2), group.rank, np.float32))
@@ -79,7 +85,7 @@ def test_the_other_collectives(ranks: int, share: bool) -> None:
         sent = group.broadcast(np.arange(50_000.0) * (group.rank + 1), root=ranks - 1)
         return part, gathered, sent
 
-    results = succeeded(run_ranks(ranks, work, share=share))
+    results = succeeded(run(ranks, work))
     total = sum(given(rank, 100_003, np.int64) for rank in range(ranks))
     np.testing.assert_array_equal(np.concatenate([part for part, _, _ in results]), total)
     for _, gathered, sent in results:
@@ -127,7 +133,7 @@ def test_a_sending_thread_that_fails_ends_the_group(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_that_make_other_calls_are_named(ranks: int, share: bool) -> None:
+def test_ranks_that_make_other_calls_are_named(ranks: int, run: Run) -> None:
     def work(group: Group) -> None:
         group.all_reduce(np.zeros(3))
         if group.rank == 1:
@@ -135,7 +141,7 @@ def test_ranks_that_make_other_calls_are_named(ranks: int, share: bool) -> None:
         else:
             group.all_reduce(np.zeros(5))
 
-    results = run_ranks(ranks, work, share=share)
+    results = run(ranks, work)
     assert all(isinstance(it, errors.RanksDisagree) for it in results), results
     assert all("rank 1 makes all_reduce of 4 float64 by sum" in str(it) for it in results)
     assert all("of 5 float64" in str(it) for it in results)
@@ -156,7 +162,7 @@ def test_ranks_whose_arrays_have_other_shapes_are_named(call: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "barrier"])
-def test_a_rank_that_has_ended_is_named(call: str, share: bool) -> None:
+def test_a_rank_that_has_ended_is_named(call: str, run: Run) -> None:
     def work(group: Group) -> None:
         group.barrier()
         if group.rank == 2:
@@ -167,21 +173,21 @@ def test_a_rank_that_has_ended_is_named(call: str, share: bool) -> None:
             else:
                 group.all_reduce(np.zeros(1 << 20))
 
-    *others, last = run_ranks(3, work, share=share)
+    *others, last = run(3, work)
     assert last is None
     for it in others:
         assert isinstance(it, errors.RankLost), it
         assert "rank 2 of 3" in str(it)
 
 
-def test_a_group_that_was_closed_says_so(share: bool) -> None:
+def test_a_group_that_was_closed_says_so(run: Run) -> None:
     def work(group: Group) -> None:
         group.barrier()
         group.close()
         with pytest.raises(errors.RankLost, match=f"rank {group.rank} of 2 has left the group"):
             group.check()
 
-    succeeded(run_ranks(2, work, share=share))
+    succeeded(run(2, work))
 
 
 def test_arrays_that_cannot_be_reduced_are_refused() -> None:

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc, consistency, errors, optim
 from shoal._role.lifecycle import configure_logging
 from shoal._training.parameters import ParameterClient
-from shoal._transport import TokenSecurity, lane_transport, server_connection, shared_memory
+from shoal._transport import SHM, TokenSecurity, lane_transport, server_connection, shared_memory
 from shoal._transport import lane as _lane
 from shoal._transport import lane_socket as _lane_socket
 from shoal._transport import segment as _segment
@@ -40,7 +40,7 @@ from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_distribute import MultiWorkerMirroredStrategy
-from shoal_distribute.collectives import Group, group, mesh, ring, shared_blocks, watch
+from shoal_distribute.collectives import Group, group, host_rings, mesh, ring, shared_blocks, watch
 from shoal_distribute.collectives.watch import SILENT_S
 from shoal_server.optimizers import compilation
 from shoal_server.optimizers.kernel_threads import THREADS_VARIABLE
@@ -62,7 +62,7 @@ _WORKER_CODE = {
     _segment.__file__,
 }
 _RANK_CODE = {
-    *(str(module.__file__) for module in (group, mesh, ring, shared_blocks, watch)),
+    *(str(module.__file__) for module in (group, host_rings, mesh, ring, shared_blocks, watch)),
     _lane.__file__,
     _lane_socket.__file__,
 }
@@ -116,8 +116,8 @@ class Nursery:
 
         Args:
             count: number of ranks.
-            options: `share`: whether they use shared memory. `silent_s`: see `Group.open`. `dooms`: by rank, as text,
-                the line at which it dies.
+            options: `share`: whether they use shared memory. `hosts`: the host of each rank. `silent_s`: see
+                `Group.open`. `dooms`: by rank, as text, the line at which it dies.
         """
         listening = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
         addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in listening]
@@ -145,7 +145,7 @@ class Nursery:
 
     def segments(self) -> set[str]:
         """Returns the names of the segments that exist."""
-        return set(os.listdir(self.folder))
+        return {file.name for file in self.folder.rglob("*") if file.is_file()}
 
     def ask(self, order: dict[str, Any], descriptors: list[int]) -> int:
         """Sends an order and waits for the answer."""
@@ -327,13 +327,17 @@ def reduce(
     rank: int,
     addresses: list[str],
     share: bool = True,
+    hosts: Sequence[int] = (),
     silent_s: float = SILENT_S,
     dooms: dict[str, int] | None = None,
 ) -> None:
     doom = (dooms or {}).get(str(rank))
     end = Doom(doom, _RANK_CODE) if doom else None
+    of_host = SHM / str(hosts[rank] if hosts else 0)
+    of_host.mkdir(exist_ok=True)
+    options: dict[str, Any] = {"share": share, "directory": of_host, "silent_s": silent_s}
     security = TokenSecurity(b"of this test")
-    with Group.open(rank, addresses, security=security, listening=listening, share=share, silent_s=silent_s) as joined:
+    with Group.open(rank, addresses, security=security, listening=listening, **options) as joined:
         array = np.empty(1_000_003, np.float32)
         try:
             for step in itertools.count(1):

@@ -1,9 +1,10 @@
 """Collectives between ranks: all-reduce, reduce-scatter, all-gather, broadcast and barrier.
 
 `group` has what users call. `buckets` overlaps its calls with computation, and `nccl` is the same between GPUs. `times`
-says how long the calls take. `meeting` connects the ranks. `mesh` has the connections, `ring` and `tree` the algorithms
-over them, and `schedule` their plans, without I/O. `shared_blocks` is for ranks on one host. `watch` sees when a rank
-fails.
+says how long the calls take. `meeting` connects the ranks, and `shared_hosts` finds those that share memory. Arrays
+take one of three ways (`way`): `connections`, `shared_blocks` on one host, or both, in `host_rings`. `mesh` has the
+connections, `ring` and `tree` the algorithms over them, and `schedule` their plans, without I/O. `watch` sees when a
+rank fails.
 """
 
 from shoal_distribute.collectives.buckets import Buckets

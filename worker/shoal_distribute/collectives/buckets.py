@@ -46,9 +46,9 @@ class Buckets:
     All ranks add the same names in the same order, with the same shapes and dtypes. Between the first `add` of a step
     and the end of `finish`, nothing else may use the group.
 
-    All ranks get the same bits. If the group shares memory or has two ranks, a separate `all_reduce` of each array
-    gives these bits, too. In a ring of more ranks, the order in which an element's parts are added depends on its place
-    in the bucket, so another `nbytes` may change the last bits.
+    All ranks get the same bits. If the group has one or two `Group.hosts`, a separate `all_reduce` of each array gives
+    these bits, too. In a ring of more hosts, the order in which an element's parts are added depends on its place in
+    the bucket, so another `nbytes` may change the last bits.
 
     Args:
         group: the group.

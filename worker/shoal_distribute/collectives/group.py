@@ -1,29 +1,29 @@
 """Group: a number of ranks, in processes or threads, that make collective calls."""
 
 import contextlib
-import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from shoal import _tracing, errors
-from shoal._transport import Security, Segment, SegmentUnavailable, remove_stale
+from shoal._transport import SHM, Security
 from shoal_distribute.collectives.calls import Collective, CollectiveCall, ReduceOp, layout_of
+from shoal_distribute.collectives.connections import Connections
+from shoal_distribute.collectives.host_rings import HostRings
 from shoal_distribute.collectives.meeting import connect
+from shoal_distribute.collectives.members import Members
 from shoal_distribute.collectives.mesh import Mesh
-from shoal_distribute.collectives.ring import run_ring
-from shoal_distribute.collectives.schedule import ring, slices
-from shoal_distribute.collectives.shared_blocks import LINE_BYTES, SEGMENT_BYTES, SharedBlocks
+from shoal_distribute.collectives.schedule import slices
+from shoal_distribute.collectives.shared_blocks import SharedBlocks
+from shoal_distribute.collectives.shared_hosts import find_hosts
 from shoal_distribute.collectives.times import GroupTimings, RankTimes
-from shoal_distribute.collectives.tree import SMALL_BYTES, reduce_to_root, send_from_root
 from shoal_distribute.collectives.watch import SILENT_S
-
-# Of the description of a segment.
-_OFFER_BYTES = 256
+from shoal_distribute.collectives.way import Way
 
 A = TypeVar("A", bound=np.ndarray[Any, Any])
 
@@ -35,6 +35,9 @@ class Group:
     same bits: a sum is added in one order, once. If a rank ends, stalls or makes another call, all ranks get an error
     that names it within seconds, and the group cannot be used any more.
 
+    Ranks on one host use shared memory, and connections between hosts. The order in which a sum is added depends on
+    these hosts, on the size of the array and on the place of an element in it, and on nothing else.
+
         with Group.open(rank, ["host-a:7100", "host-b:7100"], security=security) as group:
             group.all_reduce(gradient, ReduceOp.MEAN)
 
@@ -43,20 +46,28 @@ class Group:
     Args:
         mesh: the connections of this rank.
         stop: called when the mesh is closed.
-        share: whether to use shared memory if all ranks are on one host.
+        share: whether to use shared memory between ranks on one host.
+        directory: see `open`.
 
     Attributes:
         rank: this rank, from 0.
         ranks: number of ranks.
+        hosts: the ranks of each host, as far as they use shared memory. The others are alone.
     """
 
-    def __init__(self, mesh: Mesh, stop: Callable[[], None], *, share: bool = True) -> None:
+    def __init__(self, mesh: Mesh, stop: Callable[[], None], *, share: bool = True, directory: Path = SHM) -> None:
         self.rank, self.ranks = mesh.rank, mesh.ranks
         self._mesh, self._stop = mesh, stop
         self._calls = 0
-        self._shared: SharedBlocks | None = None
+        everyone = Members(mesh, tuple(range(self.ranks)))
+        self._way: Way = Connections(everyone)
+        self.hosts: tuple[tuple[int, ...], ...] = tuple((rank,) for rank in everyone.ranks)
         if share and self.ranks > 1:
-            self._share()
+            self.hosts, segments = find_hosts(self.all_gather, self.rank, directory)
+            if len(self.hosts) == 1:
+                self._way = SharedBlocks(everyone, segments)
+            elif len(self.hosts) < self.ranks:
+                self._way = HostRings(mesh, self.hosts, segments)
 
     @classmethod
     def open(
@@ -70,6 +81,7 @@ class Group:
         within_s: float = 60.0,
         silent_s: float = SILENT_S,
         share: bool = True,
+        directory: Path = SHM,
     ) -> Self:
         """Connects this process with the other ranks.
 
@@ -82,7 +94,9 @@ class Group:
             within_s: seconds to wait for the other ranks.
             silent_s: seconds without a heartbeat after which a rank counts as lost. A rank sends one each second,
                 even while it computes. So only a process that is stopped, or a host that cannot be reached, sends none.
-            share: whether to use shared memory if all ranks are on one host.
+            share: whether to use shared memory between ranks on one host. All ranks must give the same value.
+            directory: the folder for shared memory, a tmpfs. Ranks are on one host if they can map each other's files
+                in it.
 
         Returns:
             The group.
@@ -102,7 +116,7 @@ class Group:
             silent_s=silent_s,
         )
         try:
-            return cls(mesh, stop, share=share)
+            return cls(mesh, stop, share=share, directory=directory)
         except BaseException:
             mesh.close()
             stop()
@@ -110,8 +124,8 @@ class Group:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the ranks use shared memory: all are on one host."""
-        return self._shared is not None
+        """Whether all ranks are on one host, and use shared memory alone."""
+        return 1 == len(self.hosts) < self.ranks
 
     @property
     def sent_bytes(self) -> int:
@@ -150,14 +164,7 @@ class Group:
         """
         flat = _flat(array, op)
         with self._call(Collective.ALL_REDUCE, flat, layout or array.shape, op):
-            if self._shared:
-                self._shared.all_reduce(flat, op)
-            elif flat.nbytes <= SMALL_BYTES:
-                reduce_to_root(self._mesh, flat, op)
-                send_from_root(self._mesh, flat)
-            elif self.ranks > 1:
-                parts = slices(flat.size, self.ranks, max(1, LINE_BYTES // flat.itemsize))
-                run_ring(self._mesh, flat, parts, ring(self.rank, self.ranks), op)
+            self._way.all_reduce(flat, op)
         return array
 
     def reduce_scatter(self, array: np.ndarray[Any, Any], op: ReduceOp = ReduceOp.SUM) -> np.ndarray[Any, Any]:
@@ -176,8 +183,7 @@ class Group:
         flat = _flat(array, op)
         parts = slices(flat.size, self.ranks)
         with self._call(Collective.REDUCE_SCATTER, flat, array.shape, op):
-            if self.ranks > 1:
-                run_ring(self._mesh, flat, parts, ring(self.rank, self.ranks, gather=False), op)
+            self._way.reduce_scatter(flat, [[it] for it in parts], op)
         return flat[parts[self.rank]]
 
     def all_gather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -197,9 +203,7 @@ class Group:
         gathered[self.rank] = array
         flat = _flat(gathered, ReduceOp.SUM)
         with self._call(Collective.ALL_GATHER, flat, array.shape):
-            if self.ranks > 1 and flat.size:
-                parts = slices(flat.size, self.ranks)
-                run_ring(self._mesh, flat, parts, ring(self.rank, self.ranks, scatter=False), ReduceOp.SUM)
+            self._way.all_gather(flat, [[it] for it in slices(flat.size, self.ranks)])
         return gathered
 
     def broadcast(self, array: A, root: int = 0) -> A:
@@ -220,10 +224,7 @@ class Group:
             raise errors.BadRequest(f"root is {root}; a group of {self.ranks} has the ranks 0 to {self.ranks - 1}")
         flat = _flat(array, ReduceOp.SUM)
         with self._call(Collective.BROADCAST, flat, array.shape, root=root):
-            if self._shared:
-                self._shared.broadcast(flat, root)
-            else:
-                send_from_root(self._mesh, flat, root)
+            self._way.broadcast(flat, root)
         return array
 
     def barrier(self) -> None:
@@ -232,10 +233,8 @@ class Group:
         Raises:
             RankLost, RanksDisagree: see the class.
         """
-        token = np.zeros(1, np.uint8)
-        with self._call(Collective.BARRIER, token[:0], ()):
-            reduce_to_root(self._mesh, token, ReduceOp.SUM)
-            send_from_root(self._mesh, token)
+        with self._call(Collective.BARRIER, np.zeros(0, np.uint8), ()):
+            self._way.barrier()
 
     def check(self) -> None:
         """Looks, without waiting, whether a rank has failed. Each call does so too.
@@ -252,9 +251,7 @@ class Group:
     def close(self) -> None:
         """Leaves the group. The other ranks get RankLost when they wait for this one. Further calls have no effect."""
         self._mesh.close()  # first: a thread that waits in shared memory sees that, and leaves it
-        if self._shared:
-            self._shared.close()
-            self._shared = None
+        self._way.close()
         self._stop()
 
     def __enter__(self) -> Self:
@@ -264,29 +261,6 @@ class Group:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _share(self) -> None:
-        """Makes the ranks use shared memory, if each can map the segments of all."""
-        remove_stale()  # of ranks that were killed before all had mapped their segments
-        with contextlib.ExitStack() as mapped_so_far:
-            try:
-                own = [mapped_so_far.enter_context(Segment.create(SEGMENT_BYTES))]
-            except SegmentUnavailable:
-                own = []
-            offer = np.zeros(_OFFER_BYTES, np.uint8)
-            for segment in own:
-                said = json.dumps({"name": segment.name, "nonce": segment.nonce.hex()}).encode()
-                offer[: len(said)] = np.frombuffer(said, np.uint8)
-            segments = [
-                own if rank == self.rank else _mapped(bytes(offered).rstrip(b"\0"))
-                for rank, offered in enumerate(self.all_gather(offer))
-            ]
-            mapped = [it for each in segments for it in each]
-            if self.all_reduce(np.array([len(mapped) == self.ranks], np.int64))[0] == self.ranks:
-                for segment in own:
-                    segment.unlink()  # all have mapped it: nothing is left behind, however a rank ends
-                mapped_so_far.pop_all()
-                self._shared = SharedBlocks(self._mesh, mapped)
 
     @contextlib.contextmanager
     def _call(
@@ -307,15 +281,6 @@ class Group:
             yield
         times.calls += 1
         times.transfer += time.perf_counter() - began - (times.wait - waited)
-
-
-def _mapped(offer: bytes) -> list[Segment]:
-    """Returns the segment that another rank offers, if this process can map it."""
-    try:
-        said = json.loads(offer)
-        return [Segment.open(said["name"], SEGMENT_BYTES, bytes.fromhex(said["nonce"]))]
-    except (SegmentUnavailable, ValueError, KeyError, TypeError):
-        return []
 
 
 def _flat(array: np.ndarray[Any, Any], op: ReduceOp) -> np.ndarray[Any, Any]:

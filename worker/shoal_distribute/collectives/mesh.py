@@ -19,6 +19,7 @@ from shoal import errors
 from shoal._transport import Connection
 from shoal._wire import Buffer
 from shoal_distribute.collectives.calls import CollectiveCall
+from shoal_distribute.collectives.schedule import Part, pieces
 from shoal_distribute.collectives.times import TimesBoard
 from shoal_distribute.collectives.watch import SILENT_S, RankFrame, Watch
 from shoal_distribute.threads import start_thread
@@ -222,11 +223,10 @@ class Mesh:
             self._watch.fail(errors.InternalError(reason))
 
 
-def frames_of(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
-    """Yields the parts of an array of one dimension that are sent as one frame each."""
-    step = max(1, FRAME_BYTES // array.itemsize)
-    for start in range(0, array.size, step):
-        yield array[start : start + step]
+def frames_of(flat: np.ndarray[Any, Any], part: Part) -> Iterator[np.ndarray[Any, Any]]:
+    """Yields what of a part of an array of one dimension is sent as one frame each."""
+    for piece in pieces(part, max(1, FRAME_BYTES // flat.itemsize)):
+        yield flat[piece]
 
 
 def _framed(array: np.ndarray[Any, Any]) -> list[Buffer]:

@@ -5,9 +5,15 @@ n - 1 rounds of reduce-scatter, then n - 1 rounds of all-gather. The tree is the
 Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+# Slices of one array that several ranks write begin at multiples of a cache line, so that no two write to one line.
+LINE_BYTES = 64
+
+# What one rank has, sends or reduces of an array: some slices of it, in an order that is the same at all ranks.
+Part = Sequence[slice]
 
 
 def slices(elements: int, ranks: int, multiple: int = 1) -> list[slice]:
@@ -27,6 +33,13 @@ def slices(elements: int, ranks: int, multiple: int = 1) -> list[slice]:
     for rank in range(ranks):
         bounds.append(min(elements, bounds[-1] + (short + (rank < longer)) * multiple))
     return [slice(start, stop) for start, stop in pairwise(bounds)]
+
+
+def pieces(part: Part, most: int) -> Iterator[slice]:
+    """Yields the slices of a part, divided into pieces of at most so many elements. There are no empty ones."""
+    for each in part:
+        for start in range(each.start, each.stop, most):
+            yield slice(start, min(each.stop, start + most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,4 +105,51 @@ def tree(rank: int, ranks: int, root: int = 0) -> TreeNode:
     return TreeNode(None if place == 0 else (place - (place & -place) + root) % ranks, tuple(children))
 
 
-__all__ = ["RingRound", "TreeNode", "ring", "slices", "tree"]
+def hosts_of(maps: Sequence[Sequence[bool | int]]) -> tuple[tuple[int, ...], ...]:
+    """Divides ranks into hosts: sets in which each rank can map the segments of all.
+
+    Ranks in containers without common shared memory are on different hosts in this sense, even on one machine.
+
+    Args:
+        maps: for each rank, whether it can map the segment of each rank, its own included.
+
+    Returns:
+        The ranks of each host, in order. A rank joins the first host whose ranks it can share with. Each rank finds the
+        same hosts.
+    """
+    hosts: list[list[int]] = []
+    for rank, mapped in enumerate(maps):
+        for host in hosts:
+            if all(mapped[other] and maps[other][rank] for other in (rank, *host)):
+                host.append(rank)
+                break
+        else:
+            hosts.append([rank])
+    return tuple(map(tuple, hosts))
+
+
+def rings_between(hosts: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """Divides ranks of several hosts among rings, as many as the smallest host has ranks.
+
+    Args:
+        hosts: the ranks of each host.
+
+    Returns:
+        For each ring and each host, the ranks whose parts travel on the ring. The first of them is in the ring.
+    """
+    rings = min(map(len, hosts))
+    return [[host[ring::rings] for host in hosts] for ring in range(rings)]
+
+
+__all__ = [
+    "LINE_BYTES",
+    "Part",
+    "RingRound",
+    "TreeNode",
+    "hosts_of",
+    "pieces",
+    "ring",
+    "rings_between",
+    "slices",
+    "tree",
+]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_distribute.collectives.schedule import TreeNode, ring, slices, tree
+from shoal_distribute.collectives.schedule import TreeNode, hosts_of, ring, rings_between, slices, tree
 
 RANKS = range(1, 10)
 
@@ -55,3 +55,26 @@ def test_a_tree_reaches_each_rank_in_few_steps(ranks: int) -> None:
                 steps, at = steps + 1, parent
             assert steps <= (ranks - 1).bit_length()
     assert tree(0, 4) == TreeNode(None, (1, 2))
+
+
+def test_ranks_that_map_each_other_are_a_host() -> None:
+    hosts = [0, 1, 0, 2, 1]
+    assert hosts_of([[mine == its for its in hosts] for mine in hosts]) == ((0, 2), (1, 4), (3,))
+
+
+@pytest.mark.parametrize(
+    ("maps", "found"),
+    [
+        ([[1, 1], [0, 1]], ((0,), (1,))),  # rank 1 cannot map the segment of rank 0
+        ([[1, 0, 1], [1, 0, 1], [1, 0, 1]], ((0, 2), (1,))),  # rank 1 has no segment
+        ([[1, 1, 0], [1, 1, 1], [0, 1, 1]], ((0, 1), (2,))),  # ranks 0 and 2 share with rank 1, and not with each other
+    ],
+)
+def test_a_host_has_no_two_ranks_that_cannot_share(maps: list[list[int]], found: tuple[tuple[int, ...], ...]) -> None:
+    assert hosts_of(maps) == found
+
+
+def test_each_rank_has_one_ring_between_hosts() -> None:
+    assert rings_between([(0, 2), (1, 3)]) == [[(0,), (1,)], [(2,), (3,)]]
+    assert rings_between([(0, 1, 2, 5), (3, 4)]) == [[(0, 2), (3,)], [(1, 5), (4,)]]
+    assert rings_between([(0,), (1, 2)]) == [[(0,), (1, 2)]]
