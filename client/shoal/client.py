@@ -11,6 +11,7 @@ from shoal import _rpc, _tracing, errors, events
 from shoal._rpc import CoordinatorClient, TicketSource
 from shoal._security import AccessRole, Credentials
 from shoal._session.checkpoint_calls import take_checkpoint
+from shoal._session.group_queries import GroupQueries
 from shoal._session.job_waits import events_with_notices, start_notice
 from shoal._session.learning_rate import LearningRateControl
 from shoal._session.open_sessions import warn_of_open
@@ -201,7 +202,7 @@ class JobHandle(LearningRateControl):
         return f"JobHandle({self.name!r})"
 
 
-class Client:
+class Client(GroupQueries):
     """A connection to a cluster's coordinator. Several threads can use it at the same time.
 
         with shoal.Client("127.0.0.1:7070") as client:

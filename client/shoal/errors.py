@@ -118,6 +118,10 @@ class UnknownJob(ShoalError, code="UNKNOWN_JOB", status="NOT_FOUND"):
     """There is no job of that name, or it was dropped."""
 
 
+class UnknownGroup(ShoalError, code="UNKNOWN_GROUP", status="NOT_FOUND"):
+    """There is no elastic group of that name, or all of its processes have ended."""
+
+
 class UnknownShard(ShoalError, code="UNKNOWN_SHARD", status="NOT_FOUND"):
     """The server does not hold that shard."""
 
@@ -316,6 +320,7 @@ __all__ = [
     "StoreUnreadable",
     "Unauthenticated",
     "UnknownCheckpoint",
+    "UnknownGroup",
     "UnknownJob",
     "UnknownMember",
     "UnknownShard",

@@ -1,6 +1,6 @@
 """Status of jobs, members and data of a cluster, as plain values.
 
-The classes for jobs are in this module. It also exports the classes for members and data, from `shoal._status`.
+The classes for jobs are in this module. It also exports those for members, groups and data, from `shoal._status`.
 """
 
 import enum
@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from shoal import errors
 from shoal._status.data import DataAccount, DataCount, HeldRange
+from shoal._status.groups import GroupStatus, RankStatus
 from shoal._status.job_members import JobMember
 from shoal._status.members import ClusterStatus, MemberStatus, Role, ServerLoad, UndeliveredNorm
+from shoal._status.rank_times import GroupTimings, RankTimes, StragglerRank
 from shoal._status.restart_points import RestartPoint
 from shoal.job import Job
 from shoal.timings import Comparison, StepTiming, Straggler, Timings
@@ -304,6 +306,8 @@ __all__ = [
     "DataAccount",
     "DataCount",
     "Evaluation",
+    "GroupStatus",
+    "GroupTimings",
     "HeldRange",
     "JobMember",
     "JobResult",
@@ -311,12 +315,15 @@ __all__ = [
     "JobStatus",
     "MemberStatus",
     "Progress",
+    "RankStatus",
+    "RankTimes",
     "RestartPoint",
     "Role",
     "SavedCheckpoint",
     "ServerLoad",
     "StepTiming",
     "Straggler",
+    "StragglerRank",
     "Timings",
     "UndeliveredNorm",
 ]

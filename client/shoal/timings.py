@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from shoal._status.rank_times import GroupTimings, RankTimes
 from shoal.v1 import job_pb2
 
 PHASES = ("pull", "read", "compute", "push", "wait", "evaluate")
@@ -143,11 +144,13 @@ class Timings:
         staleness: number of accepted pushes by staleness in versions. The last bucket, 1,023, includes all above.
         last_reported_at: for each worker, when it last reported a step with data, in seconds of Unix time by
             the coordinator's clock. A worker without an entry counts as up to date.
+        groups: for each session that a hybrid group shares, the times of the group's ranks over the last minute.
     """
 
     steps: Mapping[str, tuple[StepTiming, ...]] = field(default_factory=dict)
     staleness: Mapping[int, int] = field(default_factory=dict)
     last_reported_at: Mapping[str, float] = field(default_factory=dict)
+    groups: Mapping[str, GroupTimings] = field(default_factory=dict)
 
     def compared(self) -> Comparison:
         """Returns the comparison of the workers."""
@@ -177,7 +180,12 @@ class Timings:
         """Returns the timings that a message carries."""
         steps = {each.worker: tuple(map(StepTiming.from_proto, each.steps)) for each in message.workers}
         last_reported_at = {each.worker: each.last_reported_at for each in message.workers if each.last_reported_at}
-        return cls(steps, dict(sorted(message.staleness.items())), last_reported_at)
+        groups = {
+            each.worker: GroupTimings(tuple(map(RankTimes.from_proto, each.ranks)))
+            for each in message.workers
+            if each.ranks
+        }
+        return cls(steps, dict(sorted(message.staleness.items())), last_reported_at, groups)
 
 
 def _present(

@@ -161,9 +161,10 @@ class CoordinatorProcess:
             )
             undo.callback(self._jobs.close)
             logins = Logins(access, time.time) if access else None
+            self._groups = GroupRegistry()
             self._server = self._make_server(config, logins)
             undo.callback(self._server.stop)
-            self._page = _start_page(config, self.coordinator, storage, logins, self._audit.note)
+            self._page = _start_page(config, self.coordinator, self._groups, storage, logins, self._audit.note)
             undo.pop_all()
         state = StateCollector(
             self.coordinator,
@@ -192,7 +193,7 @@ class CoordinatorProcess:
                 (
                     "shoal.v1.Groups",
                     group_pb2_grpc.add_GroupsServicer_to_server,
-                    GroupsService(GroupRegistry()),
+                    GroupsService(self._groups),
                 ),
                 ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, self._jobs),
                 ("shoal.v1.Tokens", token_pb2_grpc.add_TokensServicer_to_server, tokens),
@@ -307,6 +308,7 @@ def _probe(storage: CheckpointStorage, *, needed: bool) -> None:
 def _start_page(
     config: CoordinatorConfig,
     coordinator: Coordinator,
+    groups: GroupRegistry,
     storage: CheckpointStorage | None,
     logins: Logins | None,
     on_outcome: _rpc.OnOutcome,
@@ -328,6 +330,7 @@ def _start_page(
             tls=config.credentials.tls,
             logins=logins,
             on_outcome=on_outcome,
+            groups=groups,
         )
 
     try:

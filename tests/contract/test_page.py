@@ -24,6 +24,7 @@ from shoal._limits import refusals
 from shoal.checkpoints import Checkpoint, Checkpoints
 from shoal.status import JobStatus, StepTiming
 from shoal.v1 import coordinator_pb2 as members
+from shoal.v1 import group_pb2
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.page.app import STATIC
 from shoal_coordinator.page.reader import EventPosition, JobUpdate, Reader
@@ -189,6 +190,18 @@ class TestWhatItSays:
         assert worker["worker"] == "w0"
         assert (step["step"], step["began"], step["compute"], step["pull"], step["own"]) == (7, 1.5, 0.25, 0.0, 0.25)
         assert timings["staleness"] == {"0": 2, "3": 1}
+
+    def test_elastic_groups(self, alone: tuple[Rig, httpx.Client]) -> None:
+        rig, page = alone
+        assert page.get("/api/groups").json() == {"groups": []}
+        own: dict[str, Any] = {"group": "g", "process_id": "p", "address": "h:1", "ranks": 1, "min_ranks": 1}
+        rig.client.call(rig.client.groups.Join, group_pb2.JoinGroupRequest(**own))
+        times = group_pb2.RankTimes(seconds=60.0, wait=9.0)
+        beat = group_pb2.HeartbeatGroupRequest(**own, generation=1, size=1, lost_rank=-1, times=times)
+        rig.client.call(rig.client.groups.Heartbeat, beat)
+        [group] = page.get("/api/groups").json()["groups"]
+        assert (group["name"], group["generation"], group["straggler"]) == ("g", 1, None)
+        assert [(it["address"], it["wait"]) for it in group["ranks"]] == [("h:1", 9.0)]
 
     def test_staleness_as_the_coordinator_counts_it(self, page: httpx.Client, trained: str) -> None:
         assert page.get(f"/api/jobs/{trained}/timings").json()["staleness"] == {"0": 2, "3": 1}

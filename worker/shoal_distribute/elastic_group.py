@@ -171,6 +171,8 @@ class ElasticGroup:
 
         def run() -> None:
             while not stopped.wait(_HEARTBEAT_INTERVAL_S):
+                if self._group:
+                    heartbeat.times.CopyFrom(self._group.timings().ranks[heartbeat.rank].to_proto())
                 if (ended := self._tell(heartbeat)) and self._group:
                     self._group.fail(
                         errors.RankLost(f"generation {heartbeat.generation} of {heartbeat.group} has ended: {ended}")

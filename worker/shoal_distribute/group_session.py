@@ -93,6 +93,7 @@ class GroupSession:
 
         def opened() -> Sequence[int]:
             self.session = client.session(job, variables=dict(variables), worker=worker, **options)
+            self.session.share(lambda: group.timings().ranks)
             return self.session.rank, self.session.step
 
         self.rank, self.step = self._led(opened, 2)
@@ -294,6 +295,7 @@ class GroupSession:
             result = push(self.session)
             return _OUTCOMES.index(result.outcome), result.staleness, result.step
 
+        self.group.times.steps += 1
         outcome, staleness, self.step = self._led(pushed, 3)
         return shoal.PushResult(_OUTCOMES[outcome], staleness, self.step)
 

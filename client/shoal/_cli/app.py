@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from shoal._cli import checkpoints, cluster, examples, installation, job_metrics, jobs, roles, submit
+from shoal._cli import checkpoints, cluster, examples, groups, installation, job_metrics, jobs, roles, submit
 from shoal._cli.access import certs, tokens
 from shoal._cli.help import help_lines
 from shoal._cli.output import EXIT_CODES_HELP
@@ -83,6 +83,7 @@ app = typer.Typer(
 )
 app.command(rich_help_panel="Cluster")(cluster.up)
 app.command(rich_help_panel="Cluster")(cluster.status)
+app.command(rich_help_panel="Cluster")(groups.groups)
 app.command(rich_help_panel="Cluster")(cluster.page)
 app.add_typer(tokens.app, name="token", rich_help_panel="Cluster")
 app.command(name="compile", rich_help_panel="Cluster")(installation.compile_)

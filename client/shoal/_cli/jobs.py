@@ -17,6 +17,7 @@ import typer
 from shoal import errors
 from shoal._cli import options
 from shoal._cli.files import STDOUT, cannot_write, check_writable
+from shoal._cli.groups import show_group, show_hybrid_groups
 from shoal._cli.job_watch import evaluations, summary
 from shoal._cli.job_watch import follow as follow_job
 from shoal._cli.output import Output, Row
@@ -24,7 +25,7 @@ from shoal._display import counted, format_duration, records, short_reason
 from shoal._system import atomic_write
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.events import LogLine
-from shoal.status import DataAccount, DataCount, JobState, JobStatus, StepTiming
+from shoal.status import DataAccount, DataCount, JobState, JobStatus, StepTiming, Timings
 from shoal.timings import PHASES
 
 # Columns that `shoal jobs` omits on a narrow screen, first to last.
@@ -143,28 +144,35 @@ def data(
 @options.connected
 def timings(
     connect: options.Connect,
-    job: options.JobArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the job or the elastic group.")],
+    group: Annotated[
+        bool, typer.Option("--group", help="Takes NAME as the name of an elastic group, even if a job has it too.")
+    ] = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Shows the phases of a job's latest steps in milliseconds, and the slowest worker.
 
     The values are medians for each worker. "own" is the time without pull and wait. "slowest" is the share of steps in
-    which the worker had the longest own time.
+    which the worker had the longest own time. If workers of the job form hybrid groups, a table for each group shows
+    the times of its ranks.
+
+    For an elastic group, it shows the seconds of each rank in the last minute by phase, and the rank that the others
+    wait for. `shoal groups` lists these groups.
     """
-    columns = ["worker", "step", *PHASES, "own", "slowest"]
     with Output(as_json) as out, connect() as client:
-        found = client.timings(job, last=KEPT_TIMINGS)
-        if as_json:
-            out.record(records.timings(job, found))
+        if group:
+            show_group(out, client.group(name))
             return
-        compared = found.compared()
-        rows: list[tuple[list[str], Row]] = [
-            (_timing_cells(worker, typical, compared.slowest.get(worker)), {})
-            for worker, typical in compared.typical.items()
-        ]
-        verdict = str(compared.straggler or "no worker is noticeably slower than the others")
-        title = f"{job}: {verdict}" if rows else f"{job} has no timings: its workers have not reported a step"
-        out.rows(title, columns, rows, optional=["evaluate", "wait", "step", "read", "push"])
+        try:
+            found = client.timings(name, last=KEPT_TIMINGS)
+        except errors.UnknownJob as unknown:
+            try:
+                status = client.group(name)
+            except errors.UnknownGroup:
+                raise unknown from None
+            show_group(out, status)
+            return
+        _show_timings(out, name, found)
 
 
 @options.connected
@@ -261,6 +269,22 @@ def _job_row(status: JobStatus, now: float) -> tuple[list[str], Row]:
         format_duration(now - status.submitted_at),
     ]
     return cells, records.listed_job(status)
+
+
+def _show_timings(out: Output, job: str, found: Timings) -> None:
+    columns = ["worker", "step", *PHASES, "own", "slowest"]
+    if out.as_json:
+        out.record(records.timings(job, found))
+        return
+    compared = found.compared()
+    rows: list[tuple[list[str], Row]] = [
+        (_timing_cells(worker, typical, compared.slowest.get(worker)), {})
+        for worker, typical in compared.typical.items()
+    ]
+    verdict = str(compared.straggler or "no worker is noticeably slower than the others")
+    title = f"{job}: {verdict}" if rows else f"{job} has no timings: its workers have not reported a step"
+    out.rows(title, columns, rows, optional=["evaluate", "wait", "step", "read", "push"])
+    show_hybrid_groups(out, found.groups.items())
 
 
 def _timing_cells(worker: str, typical: StepTiming, slowest: float | None) -> list[str]:

@@ -17,8 +17,8 @@ from shoal._system.exit_codes import INTERRUPTED, exit_code
 
 EXIT_CODES_HELP = (
     "Exit codes: 0 success; 1 the job failed or was cancelled, or another error; 2 wrong usage or an invalid job; "
-    "3 the cluster does not answer or did not start; 4 unknown job or checkpoint; 5 the job's state does not allow the "
-    "command (name in use, still running, no variables yet); 6 time limit exceeded; 130 interrupted."
+    "3 the cluster does not answer or did not start; 4 unknown job, group or checkpoint; 5 the job's state does not "
+    "allow the command (name in use, still running, no variables yet); 6 time limit exceeded; 130 interrupted."
 )
 
 PIPE_COLUMNS = 240

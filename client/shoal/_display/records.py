@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shoal import errors
+from shoal._display.group_records import group_timings
 from shoal._job.description import labelled_values, to_json
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.checkpoints import Checkpoint
@@ -215,6 +216,7 @@ def timings(job: str, found: Timings, last: int = KEPT_TIMINGS) -> dict[str, Any
                 "typical": step_timing(compared.typical[worker]) if worker in compared.typical else None,
                 "slowest": compared.slowest.get(worker),
                 "steps": [step_timing(step) for step in steps[-last:]],
+                "group": group_timings(found.groups[worker]) if worker in found.groups else None,
             }
             for worker, steps in found.steps.items()
         ],

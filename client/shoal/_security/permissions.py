@@ -51,6 +51,8 @@ _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
     "shoal.v1.Groups": {
         "Join": _USERS,
         "Heartbeat": _USERS,
+        "ListGroups": _READERS,
+        "GetGroup": _READERS,
     },
     "shoal.v1.Tokens": {
         # Not with a ticket: otherwise its holder could prolong it.
@@ -104,6 +106,8 @@ _USES = {
     "Watch": "follow jobs (`shoal wait`, `shoal logs`)",
     "GetData": "read the data accounts of jobs (`shoal data`)",
     "GetTimings": "read timings (`shoal timings`)",
+    "ListGroups": "list groups (`shoal groups`)",
+    "GetGroup": "read the timings of groups (`shoal timings`)",
     "GetLoginLink": "log in to the page (`shoal page`)",
     "CreateToken": "make tokens (`shoal token create`)",
     "RevokeToken": "revoke tokens (`shoal token revoke`)",

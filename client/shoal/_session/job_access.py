@@ -1,5 +1,6 @@
 """A session's access to its job as a whole: who is in it, its log, its checkpoints, and its learning rate."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from shoal._rpc import CoordinatorClient
@@ -11,7 +12,7 @@ from shoal._session.step_times import StepTimes
 from shoal._training import PushResult
 from shoal._training.participant import Participant
 from shoal.optim import Schedule
-from shoal.status import JobMember, SavedCheckpoint
+from shoal.status import JobMember, RankTimes, SavedCheckpoint
 
 
 class JobAccess:
@@ -67,6 +68,15 @@ class JobAccess:
         """
         with self._alive():
             set_learning_rate(self._coordinator, self.job, learning_rate)
+
+    def share(self, ranks: Callable[[], tuple[RankTimes, ...]]) -> None:
+        """Adds the times of the ranks that share this session to its reports, for `shoal timings`.
+
+        Args:
+            ranks: returns the times of the ranks of a hybrid group over the last minute, by rank. Another thread calls
+                it.
+        """
+        self._reports.ranks = ranks
 
     def log(self, text: str) -> None:
         """Adds lines to the job's log. The next report sends them. A line of more than 8 KiB is split.

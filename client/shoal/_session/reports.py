@@ -12,6 +12,7 @@ from shoal._system.logs import Log
 from shoal._training import Outbox, Report, StepClock
 from shoal._training.participant import Participant
 from shoal._wire import ReportAck
+from shoal.status import RankTimes
 
 _log = Log(__name__)
 
@@ -31,6 +32,7 @@ class Reports:
     Attributes:
         outbox: what has not been sent. Any thread may add to it.
         over: whether the job has ended for this session.
+        ranks: returns the times of the ranks of the hybrid group that shares this session; () without one.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Reports:
         self._sent_at = clock()
         self.outbox = Outbox()
         self.over = False
+        self.ranks: Callable[[], tuple[RankTimes, ...]] = tuple
 
     def flush(self) -> None:
         """Sends the unsent reports if it is time."""
@@ -62,7 +65,7 @@ class Reports:
     def _send_all(self) -> None:
         self._sent_at = self._clock()
         if timings := self._steps.take():
-            self.outbox.add_metrics(Report(timings=timings))
+            self.outbox.add_metrics(Report(timings=timings, ranks=self.ranks()))
         # Metrics go once a call, since a fast loop adds to them during each report; lines go as long as there are any.
         more = True
         while more and (report := self.outbox.take()):

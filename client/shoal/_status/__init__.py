@@ -1,1 +1,1 @@
-"""Status of members and of a job's data. Users and roles import these classes from `shoal.status`."""
+"""Status of members, groups of ranks and a job's data. Users and roles import these classes from `shoal.status`."""

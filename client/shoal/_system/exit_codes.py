@@ -17,6 +17,7 @@ _EXIT_CODES: Mapping[type[errors.ShoalError], int] = {
     errors.PortInUse: UNREACHABLE,
     errors.UnknownJob: UNKNOWN,
     errors.UnknownCheckpoint: UNKNOWN,
+    errors.UnknownGroup: UNKNOWN,
     errors.JobExists: CONFLICT,
     errors.JobRunning: CONFLICT,
     errors.JobEnded: CONFLICT,

@@ -220,7 +220,7 @@ class Participant:
             Unreachable, DeadlineExceeded: the coordinator does not answer; merge this report with the next one
                 (`Report.merged_with`).
         """
-        totals = self._reported.merged_with(replace(report, values={}, log=(), timings=()))
+        totals = self._reported.merged_with(replace(report, values={}, log=(), timings=(), ranks=()))
         request = job_pb2.ReportRequest(
             **self._identity,
             step=totals.step,
@@ -232,6 +232,7 @@ class Participant:
             staleness=totals.staleness,
             log=report.log,
             timings=[timing.to_proto() for timing in report.timings],
+            ranks=[times.to_proto() for times in report.ranks],
         )
         pace = pace or HeartbeatPace()
         sent_at = pace.now

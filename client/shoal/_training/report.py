@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from shoal._wire import shortened, without_controls
 from shoal._wire.limits import MAX_STEP, METRICS, STALENESS_BUCKETS, TIMINGS
-from shoal.status import StepTiming
+from shoal.status import RankTimes, StepTiming
 
 Key = TypeVar("Key", int, str)
 # The metric that is kept if there are too many.
@@ -30,6 +30,7 @@ class Report:
         staleness: accepted pushes by their staleness, in STALENESS_BUCKETS.
         log: lines of the program's output.
         timings: timings of the latest steps, at most TIMINGS, in order; if a step occurs twice, the later one counts.
+        ranks: times of the ranks of the hybrid group that shares the worker's session, by rank. The later ones count.
         given: number of accepted pushes that gave each metric. By default, all of them gave it.
     """
 
@@ -42,6 +43,7 @@ class Report:
     staleness: Mapping[int, int] = field(default_factory=dict)
     log: tuple[str, ...] = ()
     timings: tuple[StepTiming, ...] = ()
+    ranks: tuple[RankTimes, ...] = ()
     given: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -66,6 +68,7 @@ class Report:
             staleness=_summed(self.staleness, later.staleness),
             log=self.log + later.log,
             timings=self.timings + later.timings,
+            ranks=later.ranks or self.ranks,
             given=_summed(self.given, later.given),
         )
 

@@ -149,6 +149,7 @@ class HeartbeatGroupRequest(_message.Message):
     LOST_RANK_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     LEAVES_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """As in JoinGroupRequest."""
     process_id: _builtins.str
@@ -173,6 +174,10 @@ class HeartbeatGroupRequest(_message.Message):
     """Whether the process leaves the group. Then the generation goes on without it, and the next one does not wait for
     it.
     """
+    @_builtins.property
+    def times(self) -> Global___RankTimes:
+        """The times of this rank over the last minute. Absent if it is not connected with the other ranks yet."""
+
     def __init__(
         self,
         *,
@@ -187,10 +192,11 @@ class HeartbeatGroupRequest(_message.Message):
         lost_rank: _builtins.int = ...,
         reason: _builtins.str = ...,
         leaves: _builtins.bool = ...,
+        times: Global___RankTimes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "generation", b"generation", "group", b"group", "leaves", b"leaves", "lost_rank", b"lost_rank", "min_ranks", b"min_ranks", "process_id", b"process_id", "rank", b"rank", "ranks", b"ranks", "reason", b"reason", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "generation", b"generation", "group", b"group", "leaves", b"leaves", "lost_rank", b"lost_rank", "min_ranks", b"min_ranks", "process_id", b"process_id", "rank", b"rank", "ranks", b"ranks", "reason", b"reason", "size", b"size", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -217,3 +223,246 @@ class HeartbeatGroupReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatGroupReply: _TypeAlias = HeartbeatGroupReply  # noqa: Y015
+
+@_typing.final
+class RankTimes(_message.Message):
+    """The times of one rank of a group, over the last minute or over another time. They overlap with its computation if it
+    reduces gradients during the backward pass. All seconds are finite and 0 or more, and all counts are below 2^53;
+    otherwise a call that carries them returns INVALID_ARGUMENT, BAD_REQUEST.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    LOCAL_REDUCE_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.float
+    """Seconds that passed."""
+    steps: _builtins.int
+    """Steps of training in which the rank has applied gradients."""
+    calls: _builtins.int
+    """Collective calls."""
+    local_reduce: _builtins.float
+    """Seconds in which the replicas of its process joined their gradients."""
+    wait: _builtins.float
+    """Seconds in which it waited until other ranks made the same call."""
+    transfer: _builtins.float
+    """Seconds of the rest of the calls: moving and adding data."""
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.float = ...,
+        steps: _builtins.int = ...,
+        calls: _builtins.int = ...,
+        local_reduce: _builtins.float = ...,
+        wait: _builtins.float = ...,
+        transfer: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "local_reduce", b"local_reduce", "seconds", b"seconds", "steps", b"steps", "transfer", b"transfer", "wait", b"wait"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankTimes: _TypeAlias = RankTimes  # noqa: Y015
+
+@_typing.final
+class ListGroupsRequest(_message.Message):
+    """Request of Groups.ListGroups."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListGroupsRequest: _TypeAlias = ListGroupsRequest  # noqa: Y015
+
+@_typing.final
+class ListGroupsReply(_message.Message):
+    """Reply of Groups.ListGroups."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupStatus]:
+        """At most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___GroupStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListGroupsReply: _TypeAlias = ListGroupsReply  # noqa: Y015
+
+@_typing.final
+class GetGroupRequest(_message.Message):
+    """Request of Groups.GetGroup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Name of the group."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetGroupRequest: _TypeAlias = GetGroupRequest  # noqa: Y015
+
+@_typing.final
+class GetGroupReply(_message.Message):
+    """Reply of Groups.GetGroup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> Global___GroupStatus: ...
+    def __init__(
+        self,
+        *,
+        status: Global___GroupStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetGroupReply: _TypeAlias = GetGroupReply  # noqa: Y015
+
+@_typing.final
+class GroupStatus(_message.Message):
+    """The status of a group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    SUBMITTER_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    MIN_RANKS_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    STRAGGLER_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    submitter: _builtins.str
+    """The user who has made the group. Empty if that is not known."""
+    generation: _builtins.int
+    """The number of the last generation. 0 before the first one."""
+    size: _builtins.int
+    """The number of ranks of that generation that have not left it."""
+    ranks: _builtins.int
+    """As in JoinGroupRequest."""
+    min_ranks: _builtins.int
+    """As in JoinGroupRequest."""
+    waits_for: _builtins.str
+    """What the next generation waits for, for people. Empty while the last one goes on."""
+    @_builtins.property
+    def straggler(self) -> Global___StragglerRank:
+        """The rank that the others wait for. Absent if there is none, or if there are too few calls."""
+
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankStatus]:
+        """The ranks of the last generation that have not left it, in order. Empty in the list of Groups.ListGroups."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        submitter: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        size: _builtins.int = ...,
+        ranks: _builtins.int = ...,
+        min_ranks: _builtins.int = ...,
+        waits_for: _builtins.str = ...,
+        straggler: Global___StragglerRank | None = ...,
+        members: _abc.Iterable[Global___RankStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["straggler", b"straggler"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "members", b"members", "min_ranks", b"min_ranks", "ranks", b"ranks", "size", b"size", "straggler", b"straggler", "submitter", b"submitter", "waits_for", b"waits_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupStatus: _TypeAlias = GroupStatus  # noqa: Y015
+
+@_typing.final
+class StragglerRank(_message.Message):
+    """The rank that the others wait for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    seconds: _builtins.float
+    """By how much longer the others wait, for each call, as a median, in seconds."""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StragglerRank: _TypeAlias = StragglerRank  # noqa: Y015
+
+@_typing.final
+class RankStatus(_message.Message):
+    """The status of a rank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    address: _builtins.str
+    """host:port at which the rank waits for the others."""
+    @_builtins.property
+    def times(self) -> Global___RankTimes:
+        """Its times as in its last heartbeat. All are 0 if that had none."""
+
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        address: _builtins.str = ...,
+        times: Global___RankTimes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["times", b"times"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "rank", b"rank", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankStatus: _TypeAlias = RankStatus  # noqa: Y015

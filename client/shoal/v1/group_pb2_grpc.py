@@ -45,6 +45,16 @@ class GroupsStub:
                 request_serializer=shoal_dot_v1_dot_group__pb2.HeartbeatGroupRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_group__pb2.HeartbeatGroupReply.FromString,
                 _registered_method=True)
+        self.ListGroups = channel.unary_unary(
+                '/shoal.v1.Groups/ListGroups',
+                request_serializer=shoal_dot_v1_dot_group__pb2.ListGroupsRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_group__pb2.ListGroupsReply.FromString,
+                _registered_method=True)
+        self.GetGroup = channel.unary_unary(
+                '/shoal.v1.Groups/GetGroup',
+                request_serializer=shoal_dot_v1_dot_group__pb2.GetGroupRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_group__pb2.GetGroupReply.FromString,
+                _registered_method=True)
 
 
 class GroupsServicer:
@@ -72,6 +82,20 @@ class GroupsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListGroups(self, request, context):
+        """Returns the status of all groups, in order of their names, without their ranks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetGroup(self, request, context):
+        """Returns the status of one group. Returns NOT_FOUND, UNKNOWN_GROUP if there is no such group.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GroupsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -84,6 +108,16 @@ def add_GroupsServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=shoal_dot_v1_dot_group__pb2.HeartbeatGroupRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_group__pb2.HeartbeatGroupReply.SerializeToString,
+            ),
+            'ListGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGroups,
+                    request_deserializer=shoal_dot_v1_dot_group__pb2.ListGroupsRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_group__pb2.ListGroupsReply.SerializeToString,
+            ),
+            'GetGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetGroup,
+                    request_deserializer=shoal_dot_v1_dot_group__pb2.GetGroupRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_group__pb2.GetGroupReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -141,6 +175,60 @@ class Groups:
             '/shoal.v1.Groups/Heartbeat',
             shoal_dot_v1_dot_group__pb2.HeartbeatGroupRequest.SerializeToString,
             shoal_dot_v1_dot_group__pb2.HeartbeatGroupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Groups/ListGroups',
+            shoal_dot_v1_dot_group__pb2.ListGroupsRequest.SerializeToString,
+            shoal_dot_v1_dot_group__pb2.ListGroupsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Groups/GetGroup',
+            shoal_dot_v1_dot_group__pb2.GetGroupRequest.SerializeToString,
+            shoal_dot_v1_dot_group__pb2.GetGroupReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,10 @@ class GroupsStub:
     generation has ended. After a restart of the coordinator, it learns the current generation from these calls.
     Returns errors as Join does.
     """
+    ListGroups: _grpc.UnaryUnaryMultiCallable[_group_pb2.ListGroupsRequest, _group_pb2.ListGroupsReply]
+    """Returns the status of all groups, in order of their names, without their ranks."""
+    GetGroup: _grpc.UnaryUnaryMultiCallable[_group_pb2.GetGroupRequest, _group_pb2.GetGroupReply]
+    """Returns the status of one group. Returns NOT_FOUND, UNKNOWN_GROUP if there is no such group."""
 
 @_typing.type_check_only
 class GroupsAsyncStub(GroupsStub):
@@ -69,6 +73,10 @@ class GroupsAsyncStub(GroupsStub):
     generation has ended. After a restart of the coordinator, it learns the current generation from these calls.
     Returns errors as Join does.
     """
+    ListGroups: _aio.UnaryUnaryMultiCallable[_group_pb2.ListGroupsRequest, _group_pb2.ListGroupsReply]  # type: ignore[assignment]
+    """Returns the status of all groups, in order of their names, without their ranks."""
+    GetGroup: _aio.UnaryUnaryMultiCallable[_group_pb2.GetGroupRequest, _group_pb2.GetGroupReply]  # type: ignore[assignment]
+    """Returns the status of one group. Returns NOT_FOUND, UNKNOWN_GROUP if there is no such group."""
 
 class GroupsServicer(metaclass=_abc_1.ABCMeta):
     """Calls by which processes form the generations of a group."""
@@ -97,5 +105,21 @@ class GroupsServicer(metaclass=_abc_1.ABCMeta):
         generation has ended. After a restart of the coordinator, it learns the current generation from these calls.
         Returns errors as Join does.
         """
+
+    @_abc_1.abstractmethod
+    def ListGroups(
+        self,
+        request: _group_pb2.ListGroupsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_group_pb2.ListGroupsReply, _abc.Awaitable[_group_pb2.ListGroupsReply]]:
+        """Returns the status of all groups, in order of their names, without their ranks."""
+
+    @_abc_1.abstractmethod
+    def GetGroup(
+        self,
+        request: _group_pb2.GetGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_group_pb2.GetGroupReply, _abc.Awaitable[_group_pb2.GetGroupReply]]:
+        """Returns the status of one group. Returns NOT_FOUND, UNKNOWN_GROUP if there is no such group."""
 
 def add_GroupsServicer_to_server(servicer: GroupsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -12,6 +12,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from shoal.v1 import group_pb2 as _group_pb2
 from shoal.v1 import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
 import sys
@@ -1622,6 +1623,7 @@ class WorkerTimings(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     LAST_REPORTED_AT_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     last_reported_at: _builtins.float
     """The time of the last report with training steps, in seconds of Unix time by the coordinator's clock. 0 if there was
@@ -1633,16 +1635,23 @@ class WorkerTimings(_message.Message):
         together have at most 16,384. The steps are kept in memory only, and are lost when the coordinator restarts.
         """
 
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.RankTimes]:
+        """As in its last report: the times of the ranks of the hybrid group that shares the session. Of all workers together,
+        at most 4,096 are kept, of those that have reported last. Empty for other workers.
+        """
+
     def __init__(
         self,
         *,
         worker: _builtins.str = ...,
         steps: _abc.Iterable[Global___StepTiming] | None = ...,
         last_reported_at: _builtins.float = ...,
+        ranks: _abc.Iterable[_group_pb2.RankTimes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_reported_at", b"last_reported_at", "steps", b"steps", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_reported_at", b"last_reported_at", "ranks", b"ranks", "steps", b"steps", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2455,6 +2464,7 @@ class ReportRequest(_message.Message):
     LOG_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
@@ -2492,6 +2502,12 @@ class ReportRequest(_message.Message):
         otherwise the call returns INVALID_ARGUMENT, BAD_REQUEST.
         """
 
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.RankTimes]:
+        """If the worker is a session that a hybrid group shares: the times of the ranks of this group over the last minute, by
+        rank, at most 256.
+        """
+
     def __init__(
         self,
         *,
@@ -2508,10 +2524,11 @@ class ReportRequest(_message.Message):
         log: _abc.Iterable[_builtins.str] | None = ...,
         assignment: _builtins.int = ...,
         timings: _abc.Iterable[Global___StepTiming] | None = ...,
+        ranks: _abc.Iterable[_group_pb2.RankTimes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "assignment", b"assignment", "dropped", b"dropped", "incarnation", b"incarnation", "job", b"job", "log", b"log", "rejected", b"rejected", "samples", b"samples", "staleness", b"staleness", "step", b"step", "timings", b"timings", "values", b"values", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "assignment", b"assignment", "dropped", b"dropped", "incarnation", b"incarnation", "job", b"job", "log", b"log", "ranks", b"ranks", "rejected", b"rejected", "samples", b"samples", "staleness", b"staleness", "step", b"step", "timings", b"timings", "values", b"values", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

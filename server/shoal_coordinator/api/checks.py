@@ -15,6 +15,7 @@ from shoal._wire import NAMES, check_address, check_text, is_name, limits, witho
 from shoal.job import Job
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2 as members_pb
+from shoal.v1 import group_pb2
 from shoal.v1 import job_pb2 as pb
 
 
@@ -138,6 +139,7 @@ def check_report(request: pb.ReportRequest) -> None:
         (catalogue.METRICS, len(request.values), "values"),
         (catalogue.METRIC_NAME_BYTES, names, "bytes in the name of a value"),
         (catalogue.TIMINGS, len(request.timings), "timings"),
+        (catalogue.GROUP_RANKS, len(request.ranks), "ranks"),
     )
     for limit, size, what in sizes:
         if size > limit.default:
@@ -154,6 +156,26 @@ def check_report(request: pb.ReportRequest) -> None:
     for problem, there in problems.items():
         if there:
             raise errors.BadRequest(f"{who} has {problem}")
+    for times in request.ranks:
+        check_rank_times(who, times)
+
+
+def check_rank_times(who: str, times: group_pb2.RankTimes) -> None:
+    """Checks the times of a rank.
+
+    Args:
+        who: What carries them.
+        times: The times.
+
+    Raises:
+        BadRequest: A time is not finite or is below 0.
+        LimitExceeded: A count is too large.
+    """
+    waited = (times.seconds, times.local_reduce, times.wait, times.transfer)
+    if not (min(waited) >= 0 and math.isfinite(sum(waited))):
+        raise errors.BadRequest(f"{who} has a time of a rank that is not finite or is below 0")
+    if (most := max(times.steps, times.calls)) >= limits.MAX_STEP:
+        raise catalogue.MAX_STEP.refusal(f"{who} has a count of {most}")
 
 
 def _is_timing(timing: pb.StepTiming) -> bool:
@@ -164,6 +186,7 @@ def _is_timing(timing: pb.StepTiming) -> bool:
 __all__ = [
     "check_evaluation",
     "check_load",
+    "check_rank_times",
     "check_registration",
     "check_report",
     "check_step",

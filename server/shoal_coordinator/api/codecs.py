@@ -102,6 +102,7 @@ def timings_message(timings: Timings) -> job_pb2.GetTimingsReply:
             worker=worker,
             steps=[step.to_proto() for step in steps],
             last_reported_at=timings.last_reported_at.get(worker, 0.0),
+            ranks=[times.to_proto() for times in timings.groups[worker].ranks] if worker in timings.groups else [],
         )
         for worker, steps in timings.steps.items()
     )

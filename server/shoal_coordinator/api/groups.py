@@ -5,9 +5,11 @@ import grpc
 from shoal import _rpc, errors
 from shoal._limits import catalogue
 from shoal._wire import check_address, check_text
+from shoal.status import RankTimes
 from shoal.v1 import group_pb2 as pb
 from shoal.v1 import group_pb2_grpc
 from shoal_coordinator.api.callers import caller_name
+from shoal_coordinator.api.checks import check_rank_times
 from shoal_coordinator.groups import GroupRegistry, RankCandidate, RankHeartbeat
 
 _MIN_PROGRESS = -1
@@ -52,6 +54,8 @@ class GroupsService(group_pb2_grpc.GroupsServicer):
                 f"rank {request.rank} of {request.size} in generation {request.generation} is not valid; generations "
                 "begin with 1, and have at most as many ranks as the group"
             )
+        if request.HasField("times"):
+            check_rank_times(f"the heartbeat of {request.process_id!r:.80}", request.times)
         heartbeat = RankHeartbeat(
             RankCandidate(request.process_id, request.address),
             request.generation,
@@ -60,6 +64,7 @@ class GroupsService(group_pb2_grpc.GroupsServicer):
             request.lost_rank,
             request.reason,
             request.leaves,
+            RankTimes.from_proto(request.times) if request.HasField("times") else None,
         )
         ended = self._groups.heartbeat(
             request.group,
@@ -69,6 +74,14 @@ class GroupsService(group_pb2_grpc.GroupsServicer):
             submitter=caller_name(),
         )
         return pb.HeartbeatGroupReply(ended=ended)
+
+    @_rpc.servicer
+    def ListGroups(self, _request: pb.ListGroupsRequest, _: grpc.ServicerContext) -> pb.ListGroupsReply:
+        return pb.ListGroupsReply(groups=[it.to_proto() for it in self._groups.statuses()])
+
+    @_rpc.servicer
+    def GetGroup(self, request: pb.GetGroupRequest, _: grpc.ServicerContext) -> pb.GetGroupReply:
+        return pb.GetGroupReply(status=self._groups.status(request.group).to_proto())
 
 
 def _check(request: pb.JoinGroupRequest | pb.HeartbeatGroupRequest) -> None:

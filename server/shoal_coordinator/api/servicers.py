@@ -10,7 +10,7 @@ from shoal._checkpoint import CheckpointStorage
 from shoal._limits import catalogue
 from shoal._wire import Cursor, ReportAck
 from shoal.optim import Schedule
-from shoal.status import ClusterStatus, Evaluation, ServerLoad, StepTiming
+from shoal.status import ClusterStatus, Evaluation, RankTimes, ServerLoad, StepTiming
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal.v1 import job_pb2 as pb
@@ -287,6 +287,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 log=tuple(request.log),
                 assignment=request.assignment,
                 timings=tuple(StepTiming.from_proto(timing) for timing in request.timings),
+                ranks=tuple(map(RankTimes.from_proto, request.ranks)),
             ),
             check,
         )

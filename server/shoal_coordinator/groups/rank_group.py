@@ -8,6 +8,8 @@ there again, or are silent. So the survivors of a failure do not wait for the pr
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shoal.status import GroupStatus, GroupTimings, RankStatus, RankTimes
+
 # Seconds without a call after which a process counts as lost. Ranks send one a second.
 SILENT_S = 7.0
 
@@ -52,6 +54,7 @@ class RankHeartbeat:
         lost_rank: a rank that it has lost; -1 for none.
         reason: why the generation ends; empty if it knows no reason.
         leaves: whether it leaves the group.
+        times: its times over the last minute; None if it has none yet.
     """
 
     candidate: RankCandidate
@@ -61,6 +64,7 @@ class RankHeartbeat:
     lost_rank: int = -1
     reason: str = ""
     leaves: bool = False
+    times: RankTimes | None = None
 
 
 class RankGroup:
@@ -83,6 +87,7 @@ class RankGroup:
         self._size = 0  # of the current generation
         # Its ranks, without those that have left. After a restart, only those that have called.
         self._seats: dict[int, RankCandidate] = {}
+        self._times: dict[int, RankTimes] = {}  # of ranks in `_seats`, as their last heartbeats have told them
         self._ended = "it has not begun"  # why the current generation has ended; empty while it goes on
         self._waiting: dict[str, RankCandidate] = {}  # by process id, in the order in which they came
         self._last_call_at: dict[str, float] = {}  # when each process has last called
@@ -93,6 +98,11 @@ class RankGroup:
     def is_empty(self) -> bool:
         """Whether nobody is in it and nobody waits, so that it can be forgotten."""
         return not self._last_call_at
+
+    @property
+    def size(self) -> int:
+        """The number of ranks of the last generation that have not left it."""
+        return len(self._seats)
 
     @property
     def waiting(self) -> Mapping[str, RankCandidate]:
@@ -110,6 +120,28 @@ class RankGroup:
             f"rank {rank} ({it.address})" for rank, it in sorted(self._seats.items()) if it.process_id in self._expected
         ]
         return ", ".join(missing[:5]) or f"{self.min_ranks} processes or more"
+
+    def status(self, name: str, *, members: bool) -> GroupStatus:
+        """Returns the status of this group.
+
+        Args:
+            name: its name.
+            members: whether to include the ranks.
+        """
+        times = [self._times.get(rank, RankTimes()) for rank in range(self._size)]
+        return GroupStatus(
+            name,
+            submitter=self.submitter,
+            generation=self.generation,
+            size=self.size,
+            ranks=self.ranks,
+            min_ranks=self.min_ranks,
+            waits_for=self.waits_for if self._ended else "",
+            straggler=None if self._ended else GroupTimings(tuple(times)).straggler(),
+            members=tuple(
+                RankStatus(rank, it.address, times[rank]) for rank, it in sorted(self._seats.items()) if members
+            ),
+        )
 
     def join(self, now: float, candidate: RankCandidate, generation: int = 0) -> RankGeneration | None:
         """Gives a process a place in the next generation.
@@ -163,6 +195,8 @@ class RankGroup:
         seat = self._seats.get(heartbeat.rank)
         if heartbeat.generation != self.generation or seat is None or seat.process_id != process_id:
             return f"generation {self.generation} of the group has begun without it"
+        if heartbeat.times:
+            self._times[heartbeat.rank] = heartbeat.times
         if heartbeat.reason and not self._ended:
             lost = self._seats.get(heartbeat.lost_rank)
             self._end(heartbeat.reason, lost.process_id if lost else "")
@@ -172,6 +206,7 @@ class RankGroup:
         """Takes over the number of a generation that was formed before the coordinator's restart."""
         self.generation, self._learns_until = generation, now + SILENT_S
         self._seats, self._size, self._ended = {}, 0, "the coordinator has restarted"
+        self._times.clear()
         self._expected.clear()
 
     def _end(self, why: str, lost: str = "") -> None:
@@ -195,6 +230,7 @@ class RankGroup:
         rank = self._rank_of(process_id)
         if rank is not None:
             del self._seats[rank]
+            self._times.pop(rank, None)
         self._waiting.pop(process_id, None)
         self._expected.discard(process_id)
         self._last_call_at.pop(process_id, None)
@@ -212,6 +248,7 @@ class RankGroup:
         ordered = sorted(self._waiting.values(), key=lambda it: ranks.get(it.process_id, self.ranks))  # stable
         chosen = ordered[: self.ranks]
         self._seats, self._size = dict(enumerate(chosen)), len(chosen)
+        self._times.clear()
         self.generation, self._ended, self._learns_until = self.generation + 1, "", 0.0
         for it in chosen:
             del self._waiting[it.process_id]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from shoal import errors
 from shoal._limits import catalogue
+from shoal.status import GroupStatus
 from shoal_coordinator.groups.rank_group import RankCandidate, RankGeneration, RankGroup, RankHeartbeat
 
 
@@ -76,6 +77,35 @@ class GroupRegistry:
             ended = self._group(name, ranks, min_ranks, submitter).heartbeat(self._clock(), heartbeat)
             self._clean()
             return ended
+
+    def statuses(self, ranks: int = 0) -> list[GroupStatus]:
+        """Returns the status of all groups, in order of their names.
+
+        Args:
+            ranks: the most ranks in the result. The first groups have theirs.
+        """
+        found: list[GroupStatus] = []
+        with self._lock:
+            self._clean()
+            for name, group in sorted(self._groups.items()):
+                found.append(group.status(name, members=group.size <= ranks))
+                ranks -= group.size
+        return found
+
+    def status(self, name: str) -> GroupStatus:
+        """Returns the status of a group.
+
+        Raises:
+            UnknownGroup: there is no such group.
+        """
+        with self._lock:
+            self._clean()
+            group = self._groups.get(name)
+            if group is None:
+                raise errors.UnknownGroup(
+                    f"there is no elastic group {name!r:.300}; it ends with its last process. `shoal groups` lists all"
+                )
+            return group.status(name, members=True)
 
     def _group(self, name: str, ranks: int, min_ranks: int, submitter: str) -> RankGroup:
         group = self._groups.get(name)

@@ -51,7 +51,8 @@ class Accounting:
 
     def timings(self) -> Timings:
         """Returns the timings of the latest steps, and the staleness of accepted pushes."""
-        return Timings(self.steps.kept, self.progress_totals.staleness, self.steps.last_reported_at)
+        steps = self.steps
+        return Timings(steps.kept, self.progress_totals.staleness, steps.last_reported_at, steps.groups)
 
     def progress(self, seconds: float, *, ended: bool) -> Progress:
         """Returns the progress.
@@ -136,7 +137,7 @@ class Accounting:
     def count(self, fresh: WorkerReported, now: float) -> None:
         """Adds what a worker did since its last report."""
         self.progress_totals.add(fresh)
-        self.steps.add(fresh.worker, fresh.timings, now)
+        self.steps.add(fresh.worker, fresh.timings, now, fresh.ranks)
 
     def release(self, worker: str, cursor: Cursor | None, preferred_rank: int | None = None) -> None:
         """Takes back the range of a worker that is gone, except the samples that its cursor reports as done.

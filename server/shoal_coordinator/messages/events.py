@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from shoal._wire import Cursor, EvaluationAck, EvaluationClaim, Lease, NoRange, ReportAck
 from shoal.job import Job
 from shoal.optim import Schedule
-from shoal.status import Evaluation, JobStatus, Role, SavedCheckpoint, ServerLoad, StepTiming
+from shoal.status import Evaluation, JobStatus, RankTimes, Role, SavedCheckpoint, ServerLoad, StepTiming
 from shoal.v1 import state_pb2
 from shoal_coordinator.messages.description import ProgramDescription
 from shoal_coordinator.messages.refs import JobRef
@@ -221,6 +221,7 @@ class WorkerReported(ClusterEvent[ReportAck]):
     log: tuple[str, ...] = ()
     assignment: int = 0  # number of the worker's assignment; 0 for a session
     timings: tuple[StepTiming, ...] = ()  # in increasing order of step
+    ranks: tuple[RankTimes, ...] = ()  # of the hybrid group that shares a session
 
     def since(self, earlier: "WorkerReported | None") -> "WorkerReported":
         """Returns this report with the counts since an earlier one.

@@ -67,6 +67,7 @@ def make_app(
         "/api/cluster": ("Coordinator/GetStatus", pages.get_page(reader.cluster)),
         "/api/jobs": ("Jobs/List", pages.get_page(reader.jobs)),
         "/api/events": ("Coordinator/GetStatus", pages.cluster_events),
+        "/api/groups": ("Groups/ListGroups", pages.get_page(reader.groups)),
         job: ("Jobs/Get", pages.get_of_job(reader.job)),
         f"{job}/data": ("Jobs/GetData", pages.get_of_job(reader.data)),
         f"{job}/timings": ("Jobs/GetTimings", pages.get_of_job(reader.timings)),

@@ -8,12 +8,13 @@ from typing import Any
 
 from shoal import errors
 from shoal._checkpoint import Catalogue, CheckpointStorage, Manifest
-from shoal._display import records
+from shoal._display import group_records, records
 from shoal._security import Principal
 from shoal.checkpoints import described
 from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus
 from shoal_coordinator.cluster import job_before, member_after, token_after_job, token_after_member
 from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.groups import GroupRegistry
 from shoal_coordinator.member_holders import changes
 from shoal_coordinator.messages import events
 from shoal_coordinator.page.history import downsampled
@@ -26,6 +27,8 @@ MAX_MEMBERS, MAX_JOBS, MAX_CHECKPOINTS = 1_000, 200, 100
 _REASON_CHARACTERS = 300
 # The limits of steps in timings: of each worker, and of all workers. A page draws the latest 24 of each worker.
 _STEPS, _STEPS_IN_ALL = 32, 4_096
+# The limit of ranks in the list of groups.
+_RANKS = 1_024
 # Seconds for which timings are cached. Those of a thousand workers take 60 ms to encode.
 _TIMINGS_FOR_S = 1.0
 # The limit of events in one message.
@@ -101,10 +104,17 @@ class Reader:
         coordinator: The shell.
         storage: The checkpoint storage. None means that the cluster has none.
         about: Fixed fields of the cluster's record: heartbeat timeout, version and whether actions are refused.
+        groups: The elastic groups. None means that there are none.
     """
 
-    def __init__(self, coordinator: Coordinator, storage: CheckpointStorage | None, about: dict[str, Any]) -> None:
-        self._coordinator = coordinator
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        storage: CheckpointStorage | None,
+        about: dict[str, Any],
+        groups: GroupRegistry | None = None,
+    ) -> None:
+        self._coordinator, self._groups = coordinator, groups or GroupRegistry()
         self._catalogue = Catalogue(storage) if storage else None
         self._about = about
         self._rates = Rates()
@@ -203,6 +213,11 @@ class Reader:
         text = encode(records.timings(name, timings, last))
         self._timings = {**fresh, name: (now, text)}
         return text
+
+    def groups(self, _token: str = "") -> bytes:
+        """Returns the elastic groups as JSON. The first ones have the times of their ranks, up to a limit."""
+        found = self._groups.statuses(_RANKS)
+        return encode({"groups": [group_records.group(it) for it in found]})
 
     def checkpoints(self, name: str) -> bytes:
         """Returns the newest stored checkpoints of a job as JSON.

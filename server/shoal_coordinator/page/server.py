@@ -14,6 +14,7 @@ from shoal._checkpoint import CheckpointStorage
 from shoal._limits import catalogue
 from shoal._role.web_server import ConnectionLimits, WebServer
 from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.groups import GroupRegistry
 from shoal_coordinator.logins import Logins
 from shoal_coordinator.page.app import make_app
 from shoal_coordinator.page.guard import RequestRules
@@ -49,6 +50,7 @@ class PageServer:
         tls: TLS settings. None means plain HTTP.
         logins: The logins of people. None means that the cluster asks for no tokens.
         on_outcome: Called with each login and each action.
+        groups: The elastic groups.
 
     Raises:
         PortInUse: Another process listens on the port.
@@ -71,6 +73,7 @@ class PageServer:
         tls: "TlsFiles | None" = None,
         logins: Logins | None = None,
         on_outcome: _rpc.OnOutcome = lambda _: None,
+        groups: GroupRegistry | None = None,
     ) -> None:
         host, port = _rpc.parse_address(listen)
         rules = rules_for(host, hosts, read_only=read_only)
@@ -88,7 +91,7 @@ class PageServer:
             "read_only": read_only,
             "version": version("shoal"),
         }
-        self._reader = Reader(coordinator, storage, about)
+        self._reader = Reader(coordinator, storage, about, groups)
         self._server = WebServer(
             listening,
             lambda stopping: make_app(self._reader, rules, stopping, max_watchers, login, on_outcome),

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,20 @@ from shoal.job import Job
 from shoal.status import (
     DataAccount,
     DataCount,
+    GroupStatus,
+    GroupTimings,
     HeldRange,
     JobState,
     MemberStatus,
+    RankStatus,
+    RankTimes,
     ServerLoad,
     StepTiming,
     Timings,
     UndeliveredNorm,
 )
 from shoal.v1 import coordinator_pb2 as members
+from shoal.v1 import group_pb2 as groups
 from shoal.v1 import job_pb2 as jobs
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import token_pb2
@@ -422,6 +428,10 @@ def test_descriptions_that_make_no_sense(group: Rig) -> None:
         {"timings": [jobs.StepTiming(wait=-1.0)]},
         {"timings": [jobs.StepTiming(began=math.inf)]},
         {"timings": [jobs.StepTiming(compute=math.nan)]},
+        {"ranks": [groups.RankTimes()] * 257},
+        {"ranks": [groups.RankTimes(wait=-1.0)]},
+        {"ranks": [groups.RankTimes(transfer=math.inf)]},
+        {"ranks": [groups.RankTimes(calls=2**53)]},
     ],
 )
 def test_reports_over_their_bounds(group: Rig, fields: dict[str, Any]) -> None:
@@ -473,6 +483,31 @@ def test_where_the_time_of_steps_went(group: Rig) -> None:
     assert Timings.from_proto(group.job("GetTimings", job="a", last=1_000)).steps == {"w0": steps, "w1": steps}
     group.job("Finish", job="a", worker="w0")
     assert Timings.from_proto(group.job("GetTimings", job="a")) == found, "who is gone is to be seen, too"
+    ranks = (RankTimes(60.0, 50, 100, 0.5, 9.0, 1.0), RankTimes(60.0, 50, 100, 0.5, 1.0, 2.0))
+    told = {"timings": [StepTiming(65, 1_065.0).to_proto()], "ranks": [it.to_proto() for it in ranks]}
+    group.job("Report", job="a", worker="w1", **told)
+    found = Timings.from_proto(group.job("GetTimings", job="a"))
+    assert found.groups == {"w1": GroupTimings(ranks)}
+    assert str(found.groups["w1"].straggler()).startswith("rank 1 is a straggler: the others wait 80 ms")
+
+
+def test_an_elastic_group_shows_the_times_that_its_ranks_tell(group: Rig) -> None:
+    with shoal.Client(group.process.address) as client:
+        assert client.groups() == []
+        own: dict[str, Any] = {"group": "g", "process_id": "p", "address": "h:1", "ranks": 1, "min_ranks": 1}
+        stub = group.client.groups
+        assert group.client.call(stub.Join, groups.JoinGroupRequest(**own)).generation == 1
+        beat = {**own, "generation": 1, "rank": 0, "size": 1, "lost_rank": -1}
+        for wrong in (groups.RankTimes(wait=-1.0), groups.RankTimes(seconds=math.nan), groups.RankTimes(steps=2**53)):
+            with pytest.raises(errors.BadRequest, match="the heartbeat of 'p' has a"):
+                group.client.call(stub.Heartbeat, groups.HeartbeatGroupRequest(**beat, times=wrong))
+        times = RankTimes(60.0, 50, 100, 0.5, 9.0, 1.0)
+        group.client.call(stub.Heartbeat, groups.HeartbeatGroupRequest(**beat, times=times.to_proto()))
+        status = GroupStatus("g", client.groups()[0].submitter, 1, 1, 1, 1, members=(RankStatus(0, "h:1", times),))
+        assert client.group("g") == status
+        assert client.groups() == [replace(status, members=())]
+        with pytest.raises(errors.UnknownGroup, match="no elastic group 'other'"):
+            client.group("other")
 
 
 def test_status_has_the_load_of_servers(group: Rig) -> None:

@@ -11,12 +11,15 @@ from shoal.job import Job
 from shoal.v1 import (
     coordinator_pb2,
     coordinator_pb2_grpc,
+    group_pb2_grpc,
     job_pb2,
     job_pb2_grpc,
     tensor_pb2,
     token_pb2,
     token_pb2_grpc,
 )
+from shoal_coordinator.api.groups import GroupsService
+from shoal_coordinator.groups import GroupRegistry
 
 
 class FakeCoordinator(
@@ -39,6 +42,7 @@ class FakeCoordinator(
         over, ended: what replies to reports say: whether the job is over for the worker, and how it has ended.
         data: the data account of every job.
         timings: the step timings of every job.
+        groups: the elastic groups.
         timings_asked: for each request of timings, the number of steps that it asked for.
         stored: names of the jobs that have checkpoints; None: any job has.
         disk: the error of the disk of checkpoints; empty: none.
@@ -67,6 +71,7 @@ class FakeCoordinator(
         self.over, self.ended = False, job_pb2.JobStatus()
         self.data = job_pb2.GetDataReply()
         self.timings = job_pb2.GetTimingsReply()
+        self.groups = GroupRegistry()
         self.timings_asked: list[job_pb2.GetTimingsRequest] = []
         self.stored: set[str] | None = None
         self.disk = ""
@@ -82,6 +87,7 @@ class FakeCoordinator(
     def start(self) -> None:
         services: list[tuple[str, Callable[[Any, Any], None], Any]] = [
             ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, self),
+            ("shoal.v1.Groups", group_pb2_grpc.add_GroupsServicer_to_server, GroupsService(self.groups)),
             ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, self),
             ("shoal.v1.Tokens", token_pb2_grpc.add_TokensServicer_to_server, self),
         ]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal._training.participant import Report
 from shoal._training.step_clock import StepClock
 from shoal._wire.limits import TIMINGS
-from shoal.status import StepTiming, Straggler, Timings
+from shoal.status import GroupTimings, RankTimes, StepTiming, Straggler, Timings
 from shoal_coordinator.job import step_timings
 from shoal_coordinator.job.step_timings import StepTimings
 
@@ -62,6 +62,11 @@ class TestAReport:
         early, late = Report(timings=steps(range(60))), Report(timings=steps(range(60, 70)))
         assert [timing.step for timing in early.merged_with(late).timings] == [*range(6, 70)]
 
+    def test_has_the_latest_times_of_the_ranks(self) -> None:
+        early, late = Report(ranks=(RankTimes(1.0),)), Report(ranks=(RankTimes(2.0),))
+        assert early.merged_with(late).ranks == late.ranks
+        assert late.merged_with(Report()).ranks == late.ranks
+
     def test_brings_timings_in_order_each_step_once(self) -> None:
         last = StepTiming(3, 0.0, compute=2.0)
         assert Report(timings=(StepTiming(3, 0.0), StepTiming(1, 0.0), last)).timings == (StepTiming(1, 0.0), last)
@@ -103,6 +108,23 @@ class TestTimingsOfTheCoordinator:
         kept.add("w0", steps([9]), 11.0)
         kept.add("w3", steps([0], compute=0.1), 12.0)
         assert [*kept.kept] == ["w0", "w2", "w3"], "w1 has been silent for the longest"
+        kept.validate()
+
+    def test_have_the_ranks_of_hybrid_groups_up_to_a_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(step_timings, "RANKS", 4)
+        monkeypatch.setattr(step_timings, "WORKERS", 3)
+        kept, pair = StepTimings(), (RankTimes(60.0, 1), RankTimes(60.0, 2))
+        for worker in ("g1", "g0", "g1"):
+            kept.add(worker, steps([0]), 10.0, pair)
+        assert kept.groups == {"g0": GroupTimings(pair), "g1": GroupTimings(pair)}
+        kept.add("g2", steps([0]), 10.0, pair)
+        assert [*kept.groups] == ["g1", "g2"], "g0 has reported before the others"
+        for worker in ("w0", "w1"):
+            kept.add(worker, steps([0]), 10.0)
+        assert [*kept.groups] == ["g2"], "its steps are not kept either"
+        kept.validate()
+        kept.add("g2", steps([1]), 11.0)
+        assert kept.groups == {}, "it shares its session no more"
         kept.validate()
 
     def test_are_scanned_only_when_the_share_of_a_worker_is_halved(self) -> None:

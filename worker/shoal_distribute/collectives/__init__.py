@@ -7,12 +7,12 @@ connections, `ring` and `tree` the algorithms over them, and `schedule` their pl
 rank fails.
 """
 
+from shoal.status import GroupTimings, RankTimes, StragglerRank
 from shoal_distribute.collectives.buckets import Buckets
 from shoal_distribute.collectives.calls import ReduceOp
 from shoal_distribute.collectives.group import Group
 from shoal_distribute.collectives.nccl import NcclSums, nccl_type, open_nccl
 from shoal_distribute.collectives.options import BUCKET_BYTES, CommunicationImplementation, CommunicationOptions
-from shoal_distribute.collectives.times import GroupTimings, RankTimes, StragglerRank
 
 __all__ = [
     "BUCKET_BYTES",

@@ -6,6 +6,7 @@ import { CheckpointList } from "./checkpoints.js";
 import { Curves } from "./curves.js";
 import { Data } from "./data.js";
 import { count, duration, metric, moment, plural, rate } from "./format.js";
+import { HybridGroups } from "./groups.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { JobHistory } from "./job_history.js";
 import { Log } from "./log.js";
@@ -59,6 +60,7 @@ export function JobPage({ name, acts, tell }) {
     <div class="cards">
       <${Curves} history=${history} />
       <${Timeline} timings=${timings} />
+      <${HybridGroups} timings=${timings} />
       <${Card} id="workers" title="Workers">
         <${WorkerTable} members=${workers} now=${time} withJob=${false} />
       <//>

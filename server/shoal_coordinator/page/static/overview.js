@@ -1,6 +1,8 @@
 // The page of the cluster: its members, the load of its servers, and its jobs.
 
+import { usePolled } from "./api.js";
 import { bytes, plural } from "./format.js";
+import { ElasticGroups } from "./groups.js";
 import { html, useEffect, useState } from "./html.js";
 import { JobTable } from "./jobs.js";
 import { ServerTable, WorkerTable } from "./members.js";
@@ -9,6 +11,7 @@ import { follow } from "./stream.js";
 
 export function Overview({ tell }) {
   const [seen, setSeen] = useState(null);
+  const groups = usePolled("/api/groups", 2, true);
   useEffect(() => {
     document.title = "Cluster · Shoal";
     return follow("/api/events", { cluster: setSeen }, tell);
@@ -32,6 +35,7 @@ export function Overview({ tell }) {
       <${Tile} label="Memory on servers" value=${bytes(cluster.bytes)} />
     </dl>
     <${Card} id="jobs" title="Jobs"><${JobTable} jobs=${jobs} counted=${counts.jobs} /><//>
+    <${ElasticGroups} groups=${groups} />
     <${Card} id="workers" title="Workers">
       <${WorkerTable} members=${workers} now=${time} />
     <//>

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal import errors
-from shoal._display import records
+from shoal._display import group_records, records
 from shoal.checkpoints import Checkpoint
 from shoal.events import CheckpointEnded, EvaluationEnded, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
@@ -16,15 +16,20 @@ from shoal.status import (
     DataAccount,
     DataCount,
     Evaluation,
+    GroupStatus,
+    GroupTimings,
     HeldRange,
     JobResult,
     JobState,
     JobStatus,
     MemberStatus,
     Progress,
+    RankStatus,
+    RankTimes,
     Role,
     SavedCheckpoint,
     StepTiming,
+    StragglerRank,
     Timings,
 )
 
@@ -37,6 +42,8 @@ EVALUATION = "number step values samples seconds time"
 COUNT = "done leased requeued unleased"
 LOAD = "updates received_bytes sent_bytes waiting_pulls"
 MEMBER = "member role state incarnation address device metrics_address alive silent_s shards bytes job load draining"
+RANK = "seconds steps calls local_reduce wait transfer"
+GROUP = GroupStatus("g", size=1, straggler=StragglerRank(0, 0.1), members=(RankStatus(0, "h:1", RankTimes()),))
 TIMING = "step began pull read compute push wait evaluate own"
 EVALUATED = Evaluation(1, 2, {"accuracy": 0.5})
 REPORTED = MetricsReported(1, 0.0, "w0", 1, {"loss": 1.0}, Progress())
@@ -53,7 +60,7 @@ def timings() -> Timings:
         worker: tuple(StepTiming(number, float(number), compute=seconds) for number in range(10))
         for worker, seconds in (("w0", 0.1), ("w1", 0.5))
     }
-    return Timings(steps, {0: 1})
+    return Timings(steps, {0: 1}, groups={"w0": GroupTimings((RankTimes(),))})
 
 
 @pytest.mark.parametrize(
@@ -79,7 +86,12 @@ def timings() -> Timings:
         (records.metrics("a", [REPORTED], {})["workers"][0], "worker rank state step time values"),
         (records.timings("a", timings()), "name straggler workers staleness"),
         (records.timings("a", timings())["straggler"], "worker ratio seconds phase"),
-        (records.timings("a", timings())["workers"][0], "worker typical slowest steps"),
+        (records.timings("a", timings())["workers"][0], "worker typical slowest steps group"),
+        (records.timings("a", timings())["workers"][0]["group"], "straggler ranks"),
+        (records.timings("a", timings())["workers"][0]["group"]["ranks"][0], f"rank {RANK}"),
+        (group_records.group(GROUP), "name submitter generation size most_ranks min_ranks waits_for straggler ranks"),
+        (group_records.group(GROUP)["ranks"][0], f"rank address {RANK}"),
+        (group_records.group(GROUP)["straggler"], "rank seconds"),
         (records.timings("a", timings())["workers"][0]["steps"][0], TIMING),
         (records.member(SERVER), MEMBER),
         (records.member(SERVER)["load"], LOAD),

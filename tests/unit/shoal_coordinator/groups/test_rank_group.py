@@ -6,6 +6,7 @@ import pytest
 
 from shoal import errors
 from shoal._limits import catalogue
+from shoal.status import RankTimes, StragglerRank
 from shoal_coordinator.groups import GroupRegistry, RankCandidate, RankGeneration, RankGroup, RankHeartbeat
 from shoal_coordinator.groups.rank_group import SILENT_S
 
@@ -248,3 +249,59 @@ class TestRegistry:
             registry.join("g", candidate(name), ranks=2, min_ranks=1)
         now[0] = SILENT_S + 1  # both were killed
         assert registry.join("g", candidate("c"), ranks=3, min_ranks=1) == (None, "2 more of 3 processes")
+
+
+def times(wait: float) -> RankTimes:
+    return RankTimes(60.0, 50, 100, 0.5, wait, 1.0)
+
+
+def test_the_status_has_the_times_of_the_ranks_and_names_the_straggler() -> None:
+    group = RankGroup(3, 1, "ann")
+    group.join(0, candidate("a"))
+    waiting = group.status("train", members=True)
+    assert (waiting.generation, waiting.size, waiting.waits_for) == (0, 0, "2 more of 3 processes")
+    found = formed(group, "abc")
+    assert group.status("train", members=True).members[2].times == RankTimes(), "it has told none yet"
+    for name, wait in zip("abc", (9.0, 1.0, 8.0), strict=True):
+        heartbeat(group, 1, found, name, times=times(wait))
+    heartbeat(group, 1, found, "a")  # as the heartbeat that tells of a failure
+    status = group.status("train", members=True)
+    assert (status.name, status.submitter, status.generation, status.size) == ("train", "ann", 1, 3)
+    assert (status.ranks, status.min_ranks, status.waits_for) == (3, 1, "")
+    assert status.straggler == StragglerRank(1, 0.075)
+    assert [(it.rank, it.address, it.times.wait) for it in status.members] == [
+        (0, "host-a:1", 9.0),
+        (1, "host-b:1", 1.0),
+        (2, "host-c:1", 8.0),
+    ]
+    assert group.status("train", members=False).members == ()
+
+    heartbeat(group, 2, found, "c", leaves=True)
+    status = group.status("train", members=True)
+    assert (status.straggler, [it.rank for it in status.members]) == (None, [0, 1]), "one has none any more"
+    heartbeat(group, 2, found, "a", lost=1, reason="rank 1 of 3 has ended")
+    status = group.status("train", members=True)
+    assert (status.straggler, status.waits_for) == (None, "rank 0 (host-a:1)")
+    second = formed(group, "a", 3, 1, attempt=2)
+    assert group.status("train", members=True).members[0].times == RankTimes(), "those of another generation"
+    heartbeat(group, 3, found, "b", times=times(1.0))
+    assert group.status("train", members=True).members[0].times == RankTimes(), "nobody else counts as its rank"
+    heartbeat(group, 3, second, "a", times=times(2.0))
+    assert group.status("train", members=True).members[0].times == times(2.0)
+
+
+def test_a_registry_lists_its_groups_and_some_of_their_ranks() -> None:
+    now = [0.0]
+    groups = GroupRegistry(lambda: now[0])
+    for name in ("b", "a", "c"):
+        for process in "xy":
+            groups.join(name, candidate(process), ranks=2, min_ranks=1)
+    assert [(it.name, it.size, len(it.members)) for it in groups.statuses()] == [("a", 2, 0), ("b", 2, 0), ("c", 2, 0)]
+    assert [len(it.members) for it in groups.statuses(ranks=4)] == [2, 2, 0]
+    assert len(groups.status("c").members) == 2
+    with pytest.raises(errors.UnknownGroup, match=r"there is no elastic group 'd'; .* `shoal groups` lists all"):
+        groups.status("d")
+    now[0] += SILENT_S + 1
+    assert groups.statuses() == []
+    with pytest.raises(errors.UnknownGroup):
+        groups.status("c")

@@ -10,6 +10,7 @@ import pytest
 from shoal import errors
 from shoal.status import StepTiming, Timings
 from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.groups import GroupRegistry, RankCandidate
 from shoal_coordinator.page.reader import Reader
 
 
@@ -76,3 +77,13 @@ def test_pages_that_ask_within_a_second_have_the_same_answer() -> None:
     del coordinator.jobs["b"]
     with pytest.raises(errors.UnknownJob):
         reader.timings("b")
+
+
+def test_the_groups_have_their_ranks_up_to_a_limit() -> None:
+    groups = GroupRegistry()
+    for name in ("a", "b", "c", "d", "e"):
+        for number in range(256):
+            groups.join(name, RankCandidate(str(number), f"h:{number}"), ranks=256, min_ranks=1)
+    found = json.loads(Reader(cast(Coordinator, FakeCoordinator()), None, {}, groups).groups())["groups"]
+    assert [it["ranks"] and len(it["ranks"]) for it in found] == [256, 256, 256, 256, None]
+    assert json.loads(reader_of(FakeCoordinator()).groups()) == {"groups": []}
