@@ -12,8 +12,10 @@ import pytest
 import shoal
 from shoal import _rpc, errors, optim
 from shoal.consistency import Consistency
+from shoal.events import MetricsReported
 from shoal.status import JobState
 from shoal_distribute import (
+    ClusterCoordinator,
     ClusterSpec,
     DistributedVariable,
     Group,
@@ -24,6 +26,7 @@ from shoal_distribute import (
     ReduceOp,
     SimpleClusterResolver,
     Strategy,
+    keras,
 )
 from support.clusters.local import local_cluster
 from support.programs.fitted_model import X as X_FITTED
@@ -156,6 +159,36 @@ def test_fit_equals_one_process(client: shoal.Client, workers: int) -> None:
     with ThreadPoolExecutor(workers) as pool:
         for result in pool.map(worker, range(workers)):
             check_equals_one_process(result, all_samples=workers == 1)  # each worker knows the loss of its own
+            losses = result[1]
+    reports = metrics_of(client, f"fit-{workers}")
+    for steps in (np.diff([0, *(it.step for it in own)]) for own in reports.values()):
+        assert steps.sum() == 32
+    if workers == 1:  # each report has the mean over its steps
+        [own] = reports.values()
+        steps = np.diff([0, *(it.step for it in own)])
+        assert np.average([it.values["loss"] for it in own], weights=steps) == pytest.approx(np.mean(losses))
+
+
+def metrics_of(client: shoal.Client, job: str) -> dict[str, list[MetricsReported]]:
+    """Returns the reports of a job that was trained by `fit`, by worker."""
+    found: dict[str, list[MetricsReported]] = {}
+    for event in client.job(job).events(follow=False):
+        if isinstance(event, MetricsReported) and event.values:
+            assert event.values.keys() == {"loss", "accuracy"}
+            found.setdefault(event.worker, []).append(event)
+    return found
+
+
+def test_a_scheduled_function_takes_single_batches(client: shoal.Client) -> None:
+    with ParameterServerStrategy(client=client, job="batches", devices=["/cpu:0"]) as strategy:
+        coordinator = ClusterCoordinator(strategy)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, dtype="float64")])
+            model.compile("sgd", "mse", metrics=["accuracy"])
+        losses = [coordinator.schedule(lambda: model.train_on_batch(X_FITTED, Y_FITTED)[0]) for _ in range(3)]
+        coordinator.join()
+        assert np.isfinite(coordinator.fetch(losses)).all()
+    assert len(metrics_of(client, "batches")) == 1
 
 
 def test_all_workers_get_the_initial_values_of_one(client: shoal.Client) -> None:
@@ -283,6 +316,9 @@ def test_fit_in_a_group_takes_a_last_batch_that_leaves_a_worker_without_samples(
         np.testing.assert_allclose(found_losses, losses, rtol=1e-10)
         for own, wanted in zip(found, weights, strict=True):
             np.testing.assert_allclose(own, wanted, rtol=1e-10)
+    assert len(metrics_of(client, "few")) == 1
+    [timings] = client.job("few").timings().groups.values()
+    assert (len(timings.ranks), timings.ranks[0].calls > 0) == (2, True)  # the other one may have told none yet
 
 
 NUMBERS = np.arange(36.0)

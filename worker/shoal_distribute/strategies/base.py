@@ -20,10 +20,11 @@ from shoal_distribute.script_end import failure_of
 from shoal_distribute.strategies.gradients import GradientsAndVariables, checked_gradients
 from shoal_distribute.strategies.reduction import arrays_of, joined_along, numbers_of, summed_along, total_of
 from shoal_distribute.strategies.replica_threads import ReplicaThreads
+from shoal_distribute.strategies.training_hooks import TrainingHooks
 from shoal_distribute.values import DistributedVariable, PerReplica, part_of, rebuilt, regrouped
 
 
-class Strategy(InputSurface):
+class Strategy(InputSurface, TrainingHooks):
     """Runs the same code on one or more devices and processes, and keeps the variables of all replicas in step.
 
         strategy = MirroredStrategy(["/cpu:0", "/cpu:1"])
@@ -37,17 +38,13 @@ class Strategy(InputSurface):
         ops: how the replicas of this process join their arrays.
 
     Attributes:
-        progress: how far training is, in units of the training loop. Elastic groups of processes share it.
         devices: the devices of this process.
-        may_grow: whether more processes may join later.
         is_default: whether it is the strategy that is in use outside of any scope.
         first_replica: number of this process's first replica among those of all processes.
     """
 
     devices: tuple[LogicalDevice, ...]
     is_default = False
-    may_grow = False
-    progress = 0
     _group: Group | None = None  # of the processes whose values `reduce` and `gather` join
 
     def __init__(self, devices: Sequence[LogicalDevice], ops: CrossDeviceOps) -> None:
@@ -253,20 +250,6 @@ class Strategy(InputSurface):
             iterations: how often it has been applied.
             state: as `optimizer_state` returned it.
         """
-
-    def share_state(self) -> None:
-        """Waits until all processes of an elastic group have the state of one: variables, optimizers and progress.
-
-        `run`, `elastic` and `fit` call it, so all variables and optimizers must be made before.
-        """
-
-    def recover(self, error: errors.ShoalError) -> bool:
-        """Makes training possible again after a call has failed, if it can; otherwise returns False.
-
-        `progress` then says where training is: variables may be those of another process.
-        """
-        del error
-        return False
 
     def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
         """Returns the sum or the mean of arrays over all replicas of all processes. All replicas call it.

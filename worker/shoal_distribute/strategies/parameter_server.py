@@ -26,6 +26,7 @@ from shoal_distribute.strategies.hybrid_group import HybridGroup, open_hybrid_gr
 from shoal_distribute.strategies.process_join import join_processes
 from shoal_distribute.strategies.server_tasks import TrainingTask, enter_task, resolver_of_cluster, script_name
 from shoal_distribute.strategies.server_variable import ServerVariable
+from shoal_distribute.strategies.step_metrics import StepMetrics
 from shoal_distribute.values import DistributedVariable
 from shoal_worker.arrays import on_host
 
@@ -86,6 +87,8 @@ class ParameterServerStrategy(Strategy):
         Unreachable: the coordinator did not answer.
     """
 
+    reports_metrics = True
+
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
@@ -121,6 +124,7 @@ class ParameterServerStrategy(Strategy):
         self._variables: dict[str, ServerVariable] = {}
         self._optimizer: optim.Optimizer | None = None
         self._session: shoal.Session | GroupSession | None = None
+        self._metrics = StepMetrics()
         self._coordinated = False  # a ClusterCoordinator gives the calls to the workers, and the chief computes nothing
         self._lock = threading.Lock()  # guards what follows; several replicas read at once
         self._values: Mapping[str, np.ndarray] | None = None  # of the last pull in this step
@@ -215,6 +219,16 @@ class ParameterServerStrategy(Strategy):
         self._coordinated = True
         return self._task
 
+    def check_fit(self) -> None:
+        if self._coordinated:
+            raise errors.WrongContext(
+                "fit takes the steps in all tasks itself, but a ClusterCoordinator gives them to the workers; leave it "
+                "out, or schedule a function that calls model.train_on_batch"
+            )
+
+    def report(self, metrics: Mapping[str, float], samples: int) -> None:
+        self._metrics.add(self._own_replica().local_replica, metrics, samples)
+
     def begin(self) -> None:
         """Opens the session if the optimizer is known. The first `run` does so by itself."""
         if self._optimizer and not self._session:
@@ -227,6 +241,7 @@ class ParameterServerStrategy(Strategy):
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None, options: Any = None) -> Any:
         self.begin()
+        self._metrics.clear()
         with self._lock:
             self._values, self._assigned = None, {}
             if self._group and self._session:  # all of its workers pull: one that has no samples may read nothing
@@ -342,8 +357,7 @@ class ParameterServerStrategy(Strategy):
         return self._workers if self._consistency.joins_gradients else self._place.size
 
     def _push(self, session: shoal.Session | GroupSession, gradients: dict[str, np.ndarray]) -> None:
-        if self._joined > 1:
-            # A group and the servers compute the mean of the workers' gradients; a strategy adds those of its replicas.
+        if self._joined > 1:  # a group and the servers compute the mean of the workers' gradients; a strategy adds them
             gradients = {name: it * it.dtype.type(self._joined) for name, it in gradients.items()}
         trained = {name for name, it in self._variables.items() if it.trainable}
         whole = {name: gradients.get(name) for name in trained}
@@ -353,7 +367,7 @@ class ParameterServerStrategy(Strategy):
         else:
             updates = {it.name: it.increment(self.local_replicas, self._place.size, rank) for it in kept}
         with self._lock:  # a session is not thread-safe, and another thread may read a variable
-            session.push(whole, updates=updates or None)
+            session.push(whole, updates=updates or None, metrics=self._metrics.joined(self._group))
             self._values = None
 
     def _open(self, optimizer: optim.Optimizer) -> None:

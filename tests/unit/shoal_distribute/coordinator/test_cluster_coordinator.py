@@ -10,7 +10,7 @@ import pytest
 import shoal
 from shoal import errors
 from shoal.data import from_arrays
-from shoal_distribute import ClusterCoordinator, MirroredStrategy, ParameterServerStrategy, get_strategy
+from shoal_distribute import ClusterCoordinator, MirroredStrategy, ParameterServerStrategy, get_strategy, keras
 
 NO_CLIENT = cast(shoal.Client, object())  # no session opens, because there is no optimizer
 
@@ -46,6 +46,14 @@ def test_functions_run_in_the_scope_with_their_own_values(coordinator: ClusterCo
             coordinator.done()
         with pytest.raises(errors.WrongContext, match=r"call next\(\) within the function"):
             next(batches)
+
+
+def test_fit_beside_a_coordinator_says_what_to_do(coordinator: ClusterCoordinator) -> None:
+    with coordinator.strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(errors.WrongContext, match=r"leave it out, or schedule a function that calls .*train_on_batch"):
+        model.fit(np.zeros((4, 2)), np.zeros((4, 1)))
 
 
 def test_an_interrupted_function_does_not_stay(coordinator: ClusterCoordinator) -> None:

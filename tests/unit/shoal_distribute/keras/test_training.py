@@ -1,7 +1,7 @@
 """`fit`, `evaluate`, `predict` and loops of one's own: the same under every strategy, and their callbacks."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,6 +22,7 @@ from shoal_distribute import (
     keras,
 )
 from shoal_distribute.keras.training.progress import Progbar
+from shoal_distribute.strategies.step_metrics import StepMetrics
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(21, 4, 4, 2)), RNG.integers(0, 3, 21)
@@ -124,6 +125,61 @@ def test_a_batch_may_leave_a_replica_without_samples() -> None:
         strategy.close()
     for a, b in zip(*found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+class Reporting(MirroredStrategy):
+    """One that keeps what the replicas report in each step."""
+
+    reports_metrics = True
+
+    def __init__(self) -> None:
+        super().__init__(DEVICES)
+        self.reported: list[tuple[Mapping[str, float], int]] = []
+
+    def report(self, metrics: Mapping[str, float], samples: int) -> None:
+        self.reported.append((metrics, samples))
+
+
+def test_each_replica_reports_the_metrics_of_its_samples_in_a_step() -> None:
+    strategy = Reporting()
+    with strategy.scope():
+        model = made(keras.optimizers.SGD(0.0))  # the metrics of a sample stay the same
+    model.fit(X, Y, batch_size=20, epochs=2, validation_data=(X, Y), shuffle=False, verbose=0)
+    assert sorted(samples for _, samples in strategy.reported) == [0, 0, 1, 1, 10, 10, 10, 10]
+    assert all(metrics == {"loss": 0.0, "accuracy": 0.0} for metrics, samples in strategy.reported if not samples)
+    for name, expected in model.evaluate(X, Y, verbose=0, return_dict=True).items():
+        mean = sum(metrics[name] * samples for metrics, samples in strategy.reported) / 42
+        assert mean == pytest.approx(expected, rel=1e-10)
+    strategy.close()
+
+
+def test_accuracy_forgets_a_step_that_is_repeated() -> None:
+    accuracy = keras.metrics.get("accuracy")
+    assert float(accuracy.result()) == 0.0
+    kept = accuracy.snapshot()
+    accuracy.update_state(np.array([1]), np.array([[0.0, 1.0]]))
+    accuracy.restore_snapshot(kept)
+    assert float(accuracy.result()) == 0.0
+    accuracy.update_state(np.array([0, 1]), np.array([[0.0, 1.0]] * 2))
+    kept = accuracy.snapshot()
+    accuracy.update_state(np.array([1]), np.array([[0.0, 1.0]]))
+    assert accuracy.value_since(kept) == 1.0
+    accuracy.restore_snapshot(kept)
+    assert float(accuracy.result()) == float(accuracy.local_result()) == 0.5
+
+
+def test_the_metrics_of_replicas_are_joined_by_their_samples() -> None:
+    metrics = StepMetrics()
+    assert metrics.joined(None) == {}
+    metrics.add(0, {"loss": 1.0, "accuracy": 0.5}, 3)
+    metrics.add(1, {"loss": 2.0, "accuracy": 1.0}, 1)
+    assert metrics.joined(None) == {"loss": 1.25, "accuracy": 0.625}
+    metrics.add(0, {"loss": 0.0, "accuracy": 0.0}, 0)
+    assert metrics.joined(None) == {"loss": 2.0, "accuracy": 1.0}
+    metrics.add(1, {"loss": 0.0, "accuracy": 0.0}, 0)
+    assert metrics.joined(None) == {}
+    metrics.clear()
+    assert metrics.joined(None) == {}
 
 
 def test_moving_averages_are_those_of_the_replicas() -> None:

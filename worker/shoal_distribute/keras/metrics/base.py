@@ -89,6 +89,13 @@ class Metric(Advising):
         """Returns the sums by replica, for `restore_snapshot`."""
         return dict(self._sums)  # `add` makes new lists
 
+    def value_since(self, sums: dict[int, list[Array]]) -> float:
+        """Returns the metric of the samples that the calling replica has added since a snapshot."""
+        number = replica.local_replica if (replica := current_replica()) else 0
+        now = self._sums.get(number) or self.empty()
+        before = sums.get(number) or self.empty()
+        return float(self.value(*(on_host(a) - on_host(b) for a, b in zip(now, before, strict=True))))
+
     def restore_snapshot(self, sums: dict[int, list[Array]]) -> None:
         """Replaces the sums by those of a snapshot."""
         self._sums = dict(sums)

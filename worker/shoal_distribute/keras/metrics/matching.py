@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from shoal.program import Array
 from shoal_distribute.keras.losses import Loss
 from shoal_distribute.keras.metrics.base import Mean, Metric
 from shoal_distribute.keras.metrics.classes import (
@@ -16,8 +17,11 @@ from shoal_distribute.keras.metrics.classes import (
 )
 
 
-class MatchingMetric(Metric):
+class MatchingMetric(Mean):
     """Accuracy or cross entropy whose kind depends on the shapes of the first labels and outputs, as in Keras.
+
+    Another metric has the sums as soon as its kind is known. Before, this one has none, but takes part in `result`:
+    other processes may have had samples already.
 
     Args:
         kind: "accuracy", "acc", "crossentropy" or "ce", which is also its name.
@@ -30,7 +34,7 @@ class MatchingMetric(Metric):
         self._choice = threading.Lock()  # guards _metric: the replicas bring their first batches at the same time
         self._metric: Metric | None = None
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # type: ignore[override]
         """Adds the values of a batch.
 
         Args:
@@ -43,13 +47,20 @@ class MatchingMetric(Metric):
         self._metric.update_state(y_true, y_pred, sample_weight)
 
     def result(self) -> Any:
-        return self._metric.result() if self._metric else Mean().result()
+        return self._metric.result() if self._metric else super().result()
 
     def local_result(self) -> Any:
-        return self._metric.local_result() if self._metric else Mean().result()
+        return self._metric.local_result() if self._metric else super().local_result()
 
-    def value(self, *sums: Any) -> Any:
-        return sums[0]
+    def snapshot(self) -> dict[int, list[Array]]:
+        return self._metric.snapshot() if self._metric else {}
+
+    def restore_snapshot(self, sums: dict[int, list[Array]]) -> None:
+        if self._metric:
+            self._metric.restore_snapshot(sums)
+
+    def value_since(self, sums: dict[int, list[Array]]) -> float:
+        return self._metric.value_since(sums) if self._metric else 0.0
 
     def reset_state(self) -> None:
         if self._metric:

@@ -15,7 +15,7 @@ from shoal_distribute.keras.tensor import Tensor
 from shoal_distribute.keras.training import loops
 from shoal_distribute.keras.training.callback import History
 from shoal_distribute.keras.training.data import divided, samples_of, unpacked
-from shoal_distribute.keras.training.sources import source_of, validation_of
+from shoal_distribute.keras.training.sources import BatchSource, source_of, validation_of
 from shoal_distribute.replica_context import current_replica
 from shoal_distribute.strategies import Strategy, get_strategy, has_strategy
 from shoal_distribute.values import DistributedVariable
@@ -120,8 +120,10 @@ class Trainer:
         """
         x, y, weights = unpacked(data)
         assert self.optimizer is not None
+        before = [metric.snapshot() for metric in self.metrics] if self.strategy.reports_metrics else []
         if samples_of((x,)) == 0:  # the last batch may leave a replica without samples
             self._shared(0.0)
+            self._report(before, 0)
             backward = reversed(self.trainable_variables)  # as in `minimize`
             zeros = [(namespace_of(it.read()).zeros_like(it.read()), it) for it in backward]
             self.optimizer.apply_gradients(zeros)
@@ -132,6 +134,7 @@ class Trainer:
             loss = total / self._shared(divisor)
         # Before the backward pass: strategies may use the group of processes from its beginning to its end.
         self._update_metrics(y, outputs, weights)
+        self._report(before, samples_of((x,)))
         self.optimizer.minimize(loss, self.trainable_variables, tape)  # a first batch has made the variables
 
     def test_step(self, data: Any) -> None:
@@ -200,15 +203,15 @@ class Trainer:
         Raises:
             BadRequest: the model is not compiled, or has no loss.
             InvalidData: a batch has fewer samples than there are replicas, or the arrays do not match.
-            WrongContext: the model was made outside of the scope that is in use.
+            WrongContext: the model was made outside of the scope that is in use, or a `ClusterCoordinator` gives the
+                steps to the workers.
         """
         self._require_ready(training=True)
+        self.strategy.check_fit()
         if validation_split:
             (x, y, sample_weight), validation_data = loops.split_for_validation(x, y, sample_weight, validation_split)
         batches = source_of(self.strategy, x, y, sample_weight, batch_size, shuffle=shuffle, steps=steps_per_epoch)
-        if not self.built and batches.first_sample is not None:
-            # Before the first run: servers need all variables then.
-            self._outputs_of(batches.first_sample, training=False)
+        self._build_before_run(batches)
         plan = loops.FitPlan(epochs, initial_epoch, verbose, list(callbacks or []))
         if validation_data is not None:
             size = validation_batch_size or batch_size
@@ -245,6 +248,7 @@ class Trainer:
         """
         self._require_ready(training=False)
         batches = source_of(self.strategy, x, y, sample_weight, batch_size, steps=steps)
+        self._build_before_run(batches)
         found = loops.evaluate(self, batches, verbose, list(callbacks or []))  # type: ignore[arg-type]
         return _listed(found, return_dict)
 
@@ -266,6 +270,7 @@ class Trainer:
             callbacks: as for `fit`.
         """
         batches = source_of(self.strategy, x, None, None, batch_size, steps=steps, divides=False)
+        self._build_before_run(batches)
         return loops.predict(self, batches, verbose, list(callbacks or []))  # type: ignore[arg-type]
 
     def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
@@ -330,6 +335,22 @@ class Trainer:
     def _update_metrics(self, y: Any, outputs: Any, weights: Any) -> None:
         for metric in self._compiled or []:
             metric.update_state(y, outputs, weights)
+
+    def _report(self, before: Sequence[Any], samples: int) -> None:
+        """Tells the strategy the metrics of this replica's samples in this step, if its job shows them.
+
+        Args:
+            before: snapshots of the metrics at the beginning of the step; empty if no job shows them.
+            samples: number of the samples.
+        """
+        if before:
+            found = {it.name: it.value_since(sums) for it, sums in zip(self.metrics, before, strict=True)}
+            self.strategy.report(found, samples)
+
+    def _build_before_run(self, batches: BatchSource) -> None:
+        """Makes the variables of a model before the first run: servers and elastic groups need all of them then."""
+        if not self.built and batches.first_sample is not None:
+            self._outputs_of(batches.first_sample, training=False)
 
     def _require_ready(self, *, training: bool) -> None:
         self.metrics  # noqa: B018 - raises if the model is not compiled
