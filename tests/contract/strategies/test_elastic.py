@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+import shoal
 from shoal import errors, optim
 from shoal.data import from_arrays
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_distribute import MultiWorkerMirroredStrategy, OneDeviceStrategy, Strategy, keras
 from support.programs.fitted_model import X, Y, fitted
+from support.waiting import wait_until
 
 T = TypeVar("T")
 PATIENCE_S = 30.0
@@ -201,6 +203,64 @@ def test_evaluate_begins_again_when_a_process_is_lost_or_joins(coordinator: str)
     assert len(done) == 3
     np.testing.assert_allclose([it[1] for it in done], [second] * 3)
     assert sum(np.allclose(it[0], first) for it in done) == 2  # the process that joined has not evaluated
+
+
+def test_a_group_predicts_and_evaluates_before_the_first_fit(coordinator: str) -> None:
+    failed = threading.Event()
+
+    class Changes(keras.callbacks.Callback):
+        """In the first evaluation, a process gives up. In the second one, another joins."""
+
+        def __init__(self, evaluation: int) -> None:
+            super().__init__()
+            self._evaluation = evaluation
+
+        def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+            strategy = self.model.strategy
+            if batch == 1 and self._evaluation == 0 and strategy.input_pipeline_id == 2 and not failed.is_set():
+                failed.set()
+                raise Gives
+            if batch == 1 and self._evaluation == 1 and strategy.input_pipelines == 2:
+                if strategy.input_pipeline_id == 0:
+                    processes.start(1)
+                while True:  # until the new process joins
+                    strategy.reduce("sum", 1.0)
+
+    def work(strategy: Strategy) -> list[np.ndarray]:
+        with strategy.scope():  # a model whose first batch makes its variables
+            model = keras.Sequential([keras.layers.Dense(3, dtype="float64", name="head")])
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile("sgd", loss, metrics=["accuracy"])
+        before = model.predict(X, verbose=0)
+        model.set_weights([np.full((6, 3), 0.1) * np.arange(3), np.zeros(3)])
+        # Some processes get no sample, and so do not know the kind of "accuracy" yet.
+        one = model.evaluate(X[:1], Y[:1], verbose=0)
+        found = [model.evaluate(X, Y, batch_size=8, verbose=0, callbacks=[Changes(number)]) for number in (0, 1)]
+        model.fit(X, Y, batch_size=16, epochs=2, verbose=0, shuffle=False)
+        return [before, *map(np.asarray, found), *model.get_weights(), np.asarray(one)]
+
+    processes = Processes(coordinator, "before", work)
+    processes.start(3)
+    done = [it for it in processes.ended() if not isinstance(it, Gives)]
+    expected = work(OneDeviceStrategy("/cpu:0"))
+    assert len(done) == 3
+    for part in (2, 3, 4):
+        for own in done:
+            np.testing.assert_allclose(own[part], expected[part], rtol=1e-10)
+    for part in (1, 5):
+        assert sum(np.allclose(own[part], expected[part]) for own in done) == 2  # the one that joined has not evaluated
+    assert len({own[0].tobytes() for own in done}) <= 2, "the first processes have the values of one"
+
+
+def test_the_coordinator_shows_the_times_of_a_group(coordinator: str) -> None:
+    strategy = MultiWorkerMirroredStrategy(devices=["/cpu:0"], workers=1, coordinator=coordinator, group_name="shown")
+    with shoal.Client(coordinator) as client:
+        with strategy:
+            strategy.reduce("sum", 1.0)
+            wait_until(lambda: client.group("shown").members[0].times.calls > 0, what="a heartbeat has told the times")
+            assert [it.size for it in client.groups() if it.name == "shown"] == [1]
+        with pytest.raises(errors.UnknownGroup):
+            client.group("shown")
 
 
 def test_mistakes_are_named(coordinator: str, monkeypatch: pytest.MonkeyPatch) -> None:

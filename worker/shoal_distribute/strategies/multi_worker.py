@@ -199,6 +199,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
             assert self._group
             try:
                 self._progress = max(0, self._state.take(self._group, self._root, self._progress))
+                self.evaluations = int(self._group.all_gather(np.array(self.evaluations, np.int64)).max())
                 self._shared = True
             except errors.RankLost as error:
                 self._lose(error)

@@ -72,7 +72,7 @@ def train(model: Trained, batches: BatchSource, plan: FitPlan) -> History:
 def evaluate(model: Trained, batches: BatchSource, verbose: Any, callbacks: list[Any]) -> dict[str, float]:
     """Returns the metrics of a model by name.
 
-    After `fit`, an elastic group of processes goes on after a failure: it begins the evaluation again.
+    Before any training and after `fit`, an elastic group goes on after a failure: it begins the evaluation again.
 
     Args:
         model: the compiled model.

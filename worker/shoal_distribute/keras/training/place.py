@@ -1,6 +1,7 @@
-"""Places of `fit` and `evaluate` in a script. Elastic groups of processes share them as the progress of the strategy.
+"""Places of `fit` and `evaluate` in a script, which elastic groups of processes share through the strategy.
 
-The place of `fit` is its epoch and its step. After it, the place is the number of calls of `evaluate` that have ended.
+The place of `fit` is its epoch and its step: the progress of the strategy. The place of `evaluate` is its number among
+the calls before any training and after `fit`.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ class _Calls:
 
     Attributes:
         fits: calls of `fit` so far.
-        evaluations: calls of `evaluate` after the last one of `fit`.
+        evaluations: calls of `evaluate` so far: those before any training, and after `fit`.
     """
 
     fits: int = 0
@@ -41,8 +42,8 @@ class FitPlace:
     def __init__(self, strategy: Strategy, first_epoch: int) -> None:
         self._strategy = strategy
         strategy.share_state()
-        self._call = _calls.setdefault(strategy, _Calls()).fits + 1
-        _calls[strategy] = _Calls(self._call)
+        calls = _calls.setdefault(strategy, _Calls())
+        self._call = calls.fits = calls.fits + 1
         if _of_progress(strategy)[0] < self._call:
             self._set(first_epoch, 0)
 
@@ -80,34 +81,34 @@ class FitPlace:
 
 
 class EvaluationPlace:
-    """The place of a call of `evaluate` among those after `fit`. Another process may have ended it already.
+    """The place of a call of `evaluate` among those of a script. Another process may have ended it already.
 
     Args:
-        strategy: keeps the progress.
+        strategy: keeps the number of calls that have ended.
+
+    Attributes:
+        is_known: whether the call is before any training or after `fit`, so that a process that joins comes to it, too.
+            Within `fit` or a loop, a process that joins may have begun later, so that its calls have other numbers.
     """
 
     def __init__(self, strategy: Strategy) -> None:
-        self._strategy, self._fits = strategy, 0
+        self._strategy = strategy
         strategy.share_state()
-        calls = _calls.get(strategy)
-        if calls and _of_progress(strategy)[:2] >= (calls.fits, _AFTER):
-            self._fits, self._number = calls.fits, calls.evaluations
-            calls.evaluations += 1
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the call comes after `fit`. A process that joins later then makes it, too."""
-        return self._fits > 0
+        calls = _calls.setdefault(strategy, _Calls())
+        self._number, place = calls.evaluations, _of_progress(strategy)
+        outside = place[:2] >= (calls.fits, _AFTER) if calls.fits else place == (0, 0, 0)
+        self.is_known = outside or strategy.evaluations > self._number
+        calls.evaluations += self.is_known
 
     @property
     def is_over(self) -> bool:
         """Whether the other processes have ended this call of `evaluate`."""
-        return self.is_known and _of_progress(self._strategy) > (self._fits, _AFTER, self._number)
+        return self.is_known and self._strategy.evaluations > self._number
 
     def end(self) -> None:
         """Ends this call of `evaluate`."""
         if self.is_known:
-            self._strategy.progress = _progress(self._fits, _AFTER, self._number + 1)
+            self._strategy.evaluations = self._number + 1
 
 
 def _progress(call: int, epoch: int, step: int) -> int:
