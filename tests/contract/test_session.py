@@ -21,7 +21,7 @@ from shoal import _rpc
 from shoal._session.batches import DataPosition
 from shoal._training import ParameterClient
 from shoal._training.participant import Participant
-from shoal.status import StepTiming
+from shoal.status import RankTimes, StepTiming
 from shoal.v1 import job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.api.checks import check_report
@@ -165,8 +165,9 @@ def test_time_of_a_gradient_generator_counts_as_compute(
 def test_a_session_tells_where_the_time_of_its_steps_went(
     coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers
 ) -> None:
-    pause = threading.Event()
+    pause, ranks = threading.Event(), (RankTimes(60.0, 1), RankTimes(60.0, 2))
     with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
+        session.report_ranks(lambda: ranks)
         for _ in range(3):
             session.pull()
             pause.wait(0.01)
@@ -184,6 +185,8 @@ def test_a_session_tells_where_the_time_of_its_steps_went(
     assert skipped.wait > 0
     began = [timing.began for timing in (*trained, skipped)]
     assert began == sorted(began)
+    groups = {tuple(it.steps for it in report.ranks) for report in coordinator.reports if report.timings}
+    assert groups == {(1, 2)}, "those of a hybrid group go with the timings"
 
 
 def test_an_exception_fails_the_job_with_its_traceback(
@@ -598,6 +601,7 @@ CALLS: dict[str, Callable[[shoal.Session], object]] = {
     "members": lambda session: session.members,
     "pull": lambda session: session.pull(),
     "push": lambda session: session.push(GRADIENT),
+    "report_ranks": lambda session: session.report_ranks(tuple),
     "set_learning_rate": lambda session: session.set_learning_rate(0.1),
     "settle": lambda session: session.settle(),
     "skip": lambda session: session.skip(),

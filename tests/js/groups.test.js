@@ -27,3 +27,24 @@ test("a cluster or a job without groups has no section for them", () => {
   for (const value of [null, { groups: [] }]) assert.equal(ElasticGroups({ groups: { value } }), "");
   for (const value of [null, { workers: [{ group: null }] }]) assert.equal(HybridGroups({ timings: { value } }), "");
 });
+
+// Returns the text of what a component without hooks shows.
+function textOf(node) {
+  if (Array.isArray(node)) return node.map(textOf).join(" ");
+  if (node === null || node === undefined || typeof node === "boolean") return "";
+  if (typeof node !== "object") return String(node);
+  return textOf(typeof node.type === "function" ? node.type(node.props) : node.props.children);
+}
+
+test("each rank has a row with its times", () => {
+  const times = { seconds: 60, steps: 50, calls: 1000, local_reduce: 0, transfer: 2 };
+  const ranks = [{ rank: 0, ...times, wait: 9 }, { rank: 1, ...times, wait: 1 }];
+  const straggler = { rank: 1, seconds: 0.008 };
+  const shown = textOf(HybridGroups({ timings: { value: { workers: [{ worker: "job-group-0", group: { straggler, ranks } }] } } }));
+  assert.match(shown, /job-group-0 .*Rank 1 is the straggler/s);
+  assert.match(shown, /1\s+▼\s+straggler\s+50\s+1,000\s+0 µs\s+1\.0 s\s+2\.0 s/);
+  const group = { name: "train", generation: 1, size: 2, most_ranks: 2, waits_for: "", straggler };
+  const elastic = ranks.map((it) => ({ ...it, address: `host-${it.rank}:1` }));
+  assert.match(textOf(ElasticGroups({ groups: { value: { groups: [{ ...group, ranks: elastic }] } } })), /Address .*host-1:1/s);
+  assert.match(textOf(ElasticGroups({ groups: { value: { groups: [{ ...group, ranks: null }] } } })), /Generation 1 has 2 of 2 ranks\./);
+});

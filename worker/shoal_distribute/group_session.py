@@ -93,7 +93,7 @@ class GroupSession:
 
         def opened() -> Sequence[int]:
             self.session = client.session(job, variables=dict(variables), worker=worker, **options)
-            self.session.share(lambda: group.timings().ranks)
+            self.session.report_ranks(lambda: group.timings().ranks)
             return self.session.rank, self.session.step
 
         self.rank, self.step = self._led(opened, 2)

@@ -69,14 +69,18 @@ class JobAccess:
         with self._alive():
             set_learning_rate(self._coordinator, self.job, learning_rate)
 
-    def share(self, ranks: Callable[[], tuple[RankTimes, ...]]) -> None:
+    def report_ranks(self, ranks: Callable[[], tuple[RankTimes, ...]]) -> None:
         """Adds the times of the ranks that share this session to its reports, for `shoal timings`.
 
         Args:
             ranks: returns the times of the ranks of a hybrid group over the last minute, by rank. Another thread calls
                 it.
+
+        Raises:
+            Fenced, UnknownJob, JobFailed, Cancelled: see `Session.pull`.
         """
-        self._reports.ranks = ranks
+        with self._alive():
+            self._reports.ranks = ranks
 
     def log(self, text: str) -> None:
         """Adds lines to the job's log. The next report sends them. A line of more than 8 KiB is split.

@@ -370,6 +370,7 @@ class GroupStatus(_message.Message):
     STRAGGLER_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
+    """Name of the group."""
     submitter: _builtins.str
     """The user who has made the group. Empty if that is not known."""
     generation: _builtins.int
@@ -420,6 +421,7 @@ class StragglerRank(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
+    """Its number, from 0."""
     seconds: _builtins.float
     """By how much longer the others wait, for each call, as a median, in seconds."""
     def __init__(
@@ -446,6 +448,7 @@ class RankStatus(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
+    """Its number, from 0."""
     address: _builtins.str
     """host:port at which the rank waits for the others."""
     @_builtins.property
