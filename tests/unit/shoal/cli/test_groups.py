@@ -31,7 +31,7 @@ def run(coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def start_group(coordinator: FakeCoordinator, name: str, *, told: bool = True) -> None:
-    """Forms a group of two ranks, of which the second one is late."""
+    """Forms a group of two ranks. The others wait for the second one."""
     candidates = [RankCandidate(process, f"h:{number}") for number, process in enumerate("ab")]
     for candidate in candidates:
         coordinator.groups.join(name, candidate, ranks=2, min_ranks=1)
