@@ -55,6 +55,16 @@ MaxShardBytes = Annotated[
         "before it allocates them. The value 0 means 80% of the memory of the container or the machine.",
     ),
 ]
+MaxReaderBytes = Annotated[
+    int,
+    typer.Option(
+        envvar="SHOAL_MAX_READER_BYTES",
+        min=0,
+        help="Limit of the bytes of values that are being sent to pulls. An update copies values that are being sent, "
+        "so the limit also bounds the copies. One caller gets half of it. The value 0 means 25% of the memory of the "
+        "container or the machine.",
+    ),
+]
 Grace = Annotated[
     float,
     typer.Option(
@@ -79,6 +89,7 @@ class ServerOptions:
     lanes: Lanes = 1024
     host_lanes: HostLanes = 768
     max_shard_bytes: MaxShardBytes = 0
+    max_reader_bytes: MaxReaderBytes = 0
     checkpoints: flags.Checkpoints = ""
     retry_for: flags.RetryFor = 30.0
     grace_period: Grace = 60.0
@@ -129,6 +140,7 @@ def server(options: ServerOptions) -> None:
             lanes=options.lanes,
             host_lanes=options.host_lanes,
             max_shard_bytes=options.max_shard_bytes,
+            max_reader_bytes=options.max_reader_bytes,
             checkpoints=options.checkpoints,
             retry_for_s=options.retry_for,
             leave_grace_s=options.grace_period,

@@ -273,6 +273,11 @@ class _LoadCollector(Collector):
             ("shards", "Shards hosted.", shards),
             ("shard_bytes", "Bytes of values and slots hosted.", held),
             (
+                "reader_bytes",
+                "Bytes of values that are being sent to pulls. READER_BYTES limits them.",
+                self._store.readers.nbytes,
+            ),
+            (
                 "buffer_pool_free_bytes",
                 "Free bytes that the buffer pool keeps for the next gradients and copies.",
                 self._store.memory.free_bytes,

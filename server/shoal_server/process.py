@@ -39,6 +39,8 @@ _log = structlog.get_logger(__name__)
 _FILES_PER_LANE, _OTHER_FILES = 2, 512
 # The default part of the memory limit for values and slots. Gradients and copies of values need the rest.
 _SHARD_PERCENT = 80
+# The default part for values that readers use. An update leaves them to the readers, and continues in a copy.
+_READER_PERCENT = 25
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class ServerConfig:
     lanes: int = catalogue.LANES.default
     host_lanes: int = catalogue.HOST_LANES.default
     max_shard_bytes: int = 0
+    max_reader_bytes: int = 0
     checkpoints: str = ""
     retry_for_s: float = 30.0
     leave_grace_s: float = 60.0
@@ -80,7 +83,12 @@ class Server:
         _warn_of_few_files(config.lanes)
         self._metrics = metrics = ServerMetrics(registry)
         most_bytes = config.max_shard_bytes or memory_limit() * _SHARD_PERCENT // 100
-        self.store = ShardStore(metrics.applied, most_bytes, lambda job: NormSender(job, lambda: self._identity(job)))
+        self.store = ShardStore(
+            metrics.applied,
+            most_bytes,
+            lambda job: NormSender(job, lambda: self._identity(job)),
+            config.max_reader_bytes or memory_limit() * _READER_PERCENT // 100,
+        )
         self._pools = call_pools(config.rpc_threads)
         if abandoned := remove_stale():
             _log.info("removed shared memory of dead processes", segments=len(abandoned))

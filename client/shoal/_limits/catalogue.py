@@ -231,6 +231,23 @@ MEMORY_PERCENT = _add(
     "the memory of the process; beyond it, the process ends calls whose message has not arrived",
 )
 MAX_WAITING_PULLS = _add("MAX_WAITING_PULLS", 16_384, "pulls", "the waiting pulls of a job on a server", roles=_SERVER)
+READER_BYTES = _add(
+    "READER_BYTES",
+    0,
+    "bytes",
+    "the values that a server is sending to pulls; an update copies such values",
+    roles=_SERVER,
+    option="--max-reader-bytes",
+    shown="25% of the memory limit of the container or the machine",
+)
+CALLER_READER_BYTES = _add(
+    "CALLER_READER_BYTES",
+    0,
+    "bytes",
+    "the values that a server is sending to pulls of one token, certificate or host",
+    roles=_SERVER,
+    shown="half of `READER_BYTES`",
+)
 WATCHERS = _add("WATCHERS", 256, "calls", "the calls that watch jobs", roles=_COORDINATOR)
 CALLER_WATCHERS = _add("CALLER_WATCHERS", 64, "calls", "the calls of one caller that watch jobs", roles=_COORDINATOR)
 
@@ -280,8 +297,13 @@ AUDIT_CALLS = _add(
     roles=(),
     excess="not recorded, but counted",
 )
-HTTP_CONNECTIONS = _add("HTTP_CONNECTIONS", 32, "connections", "the port of `/metrics` and `/healthz`")
-HOST_HTTP_CONNECTIONS = _add("HOST_HTTP_CONNECTIONS", 16, "connections", "one host at the port of `/metrics`")
+_REPLACES = "the oldest connection of the host is closed"
+HTTP_CONNECTIONS = _add(
+    "HTTP_CONNECTIONS", 32, "connections", "the port of `/metrics` and `/healthz`", excess=_REPLACES
+)
+HOST_HTTP_CONNECTIONS = _add(
+    "HOST_HTTP_CONNECTIONS", 16, "connections", "one host at the port of `/metrics`", excess=_REPLACES
+)
 METRICS_REQUESTS = _add("METRICS_REQUESTS", 8, "requests", "the requests for `/metrics` at a time")
 
 GROUPS: Sequence[tuple[str, Sequence[Limit]]] = tuple(_groups)

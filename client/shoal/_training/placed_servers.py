@@ -1,5 +1,6 @@
 """Servers of one placement: a connection to each, calls to all of them, and the change to a newer placement."""
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -90,6 +91,7 @@ class PlacedServers:
     def retrying(self, connection: ServerConnection, call: Callable[[], T], *, waits: bool = False) -> T:
         """Repeats a call while its server does not answer, and once with another ticket if the server refuses this one.
 
+        A participant's pull is also repeated while the server is overloaded, as when slow readers use its memory.
         A ticket is refused when the token that it was made for was revoked. The caller may have another token by then.
 
         Args:
@@ -104,7 +106,7 @@ class PlacedServers:
             Unreachable: the server did not answer for `retry_for_s` seconds.
             Unauthenticated: the server refuses a new ticket as well, or the coordinator gives none.
         """
-        renewed = False
+        renewed, backoff = False, _rpc.Backoff()
 
         def attempt() -> T:
             nonlocal renewed
@@ -114,6 +116,11 @@ class PlacedServers:
                 except errors.DeadlineExceeded:
                     if not waits:  # a pull at its deadline waits for other workers: repeat it
                         raise
+                except errors.Overloaded:
+                    if not waits or not self._worker:  # a reader decides itself
+                        raise
+                    self.on_retry()
+                    time.sleep(backoff.next())
                 except errors.Unauthenticated:
                     if renewed:
                         raise

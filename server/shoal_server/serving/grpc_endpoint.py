@@ -22,7 +22,7 @@ from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFact
 from shoal_server.serving.pending_push import PendingPush, stamp_of
 from shoal_server.serving.pulls import replies
 from shoal_server.serving.service import DataService, required
-from shoal_server.shards import Stamp
+from shoal_server.shards import Stamp, ValueReader
 from shoal_server.stall_detector import StallDetector
 
 _log = structlog.get_logger(__name__)
@@ -129,9 +129,17 @@ class GrpcEndpoint(Endpoint):
         return pushes.from_chunks(first, rest, self._service.received("grpc"))
 
     def _watched_send(self, send: Send, context: grpc.ServicerContext) -> Send:
+        # One deadline in all, as for `_watched`: a caller that reads little does make progress, and values that it
+        # reads take memory.
+        started, sent = 0.0, 0
+
         def watched(message: bytes | None) -> None:
-            with self._stall_detector.waiting(context.cancel):
+            nonlocal started, sent
+            started = started or self._clock()
+            left = started + transfer_s(sent) - self._clock()
+            with self._stall_detector.waiting(context.cancel, left):
                 send(message)
+            sent += len(message or b"")
 
         return watched
 
@@ -197,7 +205,9 @@ class PullCall:
         senders: Executor,
         span: _tracing.Span = _tracing.NOTHING,
     ) -> None:
-        self._pull, self._span = service.pull(request, self._wake, span), span
+        host = context.peer().removeprefix("ipv4:").rpartition(":")[0]  # as on a lane
+        reader = ValueReader(host, context.cancel)
+        self._pull, self._span = service.pull(request, self._wake, span, reader), span
         self._headers_only, self._context, self._send, self._senders = request.headers_only, context, send, senders
         self._on_sent, self._on_end = service.sent("grpc"), service.metrics.pulled
         self._began = time.perf_counter()

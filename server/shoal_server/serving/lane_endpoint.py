@@ -43,6 +43,7 @@ from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFact
 from shoal_server.serving.pending_push import PendingPush, stamp_of
 from shoal_server.serving.pulls import PendingPull, replies
 from shoal_server.serving.service import DataService, required
+from shoal_server.shards import ValueReader
 
 M = TypeVar("M", bound=Message)
 _log = structlog.get_logger(__name__)
@@ -216,7 +217,8 @@ class LaneHandler:
         """Sends the values of a pull; returns the seconds that it waited for its consistency mode."""
         waited_s = 0.0
         region = None if request.headers_only or not request.region else self._region(request.region)
-        pull = self._service.pull(request, self._wake, span)
+        reader = ValueReader(self._lane.peer.rpartition(":")[0], self._lane.close)
+        pull = self._service.pull(request, self._wake, span, reader)
         if region is not None and pull.shards.layout.region_bytes > region.size:
             raise errors.BadRequest(
                 f"a pull of {pull.shards.layout.region_bytes} bytes does not fit into a region of {region.size} bytes"

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from shoal import _tracing, errors
 from shoal._wire import Buffer, encode_values, messages
-from shoal_server.shards import LockGroup, Reading, Selection, Stamp
+from shoal_server.shards import LockGroup, Reading, Selection, Stamp, ValueReader
 
 
 class PendingPull:
@@ -19,6 +19,7 @@ class PendingPull:
         span: tracing span of the call; the sender of the answer ends it.
         check: raises an error if the caller may not have the values any longer.
         waiting: the pulls that wait; this one adds and removes itself.
+        reader: who reads the values.
 
     Attributes:
         check: as given.
@@ -32,9 +33,10 @@ class PendingPull:
         span: _tracing.Span = _tracing.NOTHING,
         check: Callable[[], object] = bool,
         waiting: "set[PendingPull] | None" = None,
+        reader: ValueReader | None = None,
     ) -> None:
         self.group, self.shards = group, shards
-        self._wake, self.check = wake, check
+        self._wake, self.check, self._reader = wake, check, reader or ValueReader()
         self._all: set[PendingPull] = set() if waiting is None else waiting  # single operations of a set are atomic
         self._waiting = span.child("wait")
         self._lock = threading.Lock()  # guards what follows; never held together with the group's lock
@@ -108,8 +110,12 @@ class PendingPull:
             self.refuse(error)
 
     def read(self) -> Reading:
-        """Returns the values. They do not change until the `with` block of the result ends."""
-        return self.group.read(self.shards)
+        """Returns the values. They do not change until the `with` block of the result ends.
+
+        Raises:
+            Overloaded: readers use too much memory of the server.
+        """
+        return self.group.read(self.shards, self._reader)
 
 
 @contextmanager
@@ -124,6 +130,7 @@ def replies(pull: PendingPull, step: int, *, headers_only: bool) -> Iterator[Ite
         headers_only: whether to send no values.
 
     Raises:
+        Overloaded: readers use too much memory of the server. From the messages: and this reader is slow.
         Unauthenticated: from the messages, if the caller's token has expired or was revoked meanwhile.
     """
     if headers_only:
@@ -136,5 +143,6 @@ def replies(pull: PendingPull, step: int, *, headers_only: bool) -> Iterator[Ite
 def _messages(headers: bytes, reading: Reading, check: Callable[[], object]) -> Iterator[tuple[list[Buffer], int]]:
     for group in messages(reading.chunks()):
         check()  # a transfer may take long, and the caller's token can be revoked meanwhile
+        reading.check()
         yield encode_values(headers, group), sum(len(chunk.data) for chunk in group)
         headers = b""

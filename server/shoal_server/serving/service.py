@@ -1,6 +1,7 @@
 """Data service: the data-plane calls on one server's shards, independent of the transport."""
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 
 from shoal import _rpc, _tracing, errors
@@ -14,7 +15,7 @@ from shoal_server.serving import pushes
 from shoal_server.serving.pending_push import PendingPush
 from shoal_server.serving.pulls import PendingPull
 from shoal_server.serving.transfers import Transfers
-from shoal_server.shards import AnswerPush, Selection, ShardStore
+from shoal_server.shards import AnswerPush, Selection, ShardStore, ValueReader
 
 # Called with a number of bytes.
 Counted = Callable[[int], object]
@@ -39,7 +40,11 @@ class DataService:
         self._transfers = Transfers()
 
     def pull(
-        self, request: pb.PullRequest, wake: Callable[[], None], span: _tracing.Span = _tracing.NOTHING
+        self,
+        request: pb.PullRequest,
+        wake: Callable[[], None],
+        span: _tracing.Span = _tracing.NOTHING,
+        reader: ValueReader | None = None,
     ) -> PendingPull:
         """Returns a pull that was not started yet, and counts it.
 
@@ -47,6 +52,7 @@ class DataService:
             request: names the shards.
             wake: called when there is something to take from the pull.
             span: tracing span of the call.
+            reader: the caller's host, which counts if the caller has no token, and what ends the call.
 
         Raises:
             StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the group.
@@ -56,7 +62,9 @@ class DataService:
         self.metrics.pulls.inc()
         group, caller = self.store.group(request.stamp.job, request.stamp.generation), _rpc.caller()
         check = partial(self._authorizer.check_valid, caller) if caller else bool
-        return PendingPull(group, group.select(request.shards), wake, span, check, self._waiting)
+        if reader and caller:
+            reader = replace(reader, caller=caller.token)
+        return PendingPull(group, group.select(request.shards), wake, span, check, self._waiting, reader)
 
     def end_refused(self) -> None:
         """Ends waiting pulls of callers whose tokens have expired or were revoked. The server calls it periodically."""

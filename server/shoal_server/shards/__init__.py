@@ -8,6 +8,7 @@ from shoal_server.shards.commit_gate import MAX_PAUSE_S
 from shoal_server.shards.lock_group import LockGroup
 from shoal_server.shards.machine.events import AnswerPush, WorkerProgress
 from shoal_server.shards.machine.norm_exchange import NormOutbox
+from shoal_server.shards.reader_memory import ValueReader
 from shoal_server.shards.reading import Reading
 from shoal_server.shards.selection import Selection
 from shoal_server.shards.shard import Arena, JobShardConfig, Peer, Shard, Stamp
@@ -31,5 +32,6 @@ __all__ = [
     "ShardSnapshot",
     "ShardStore",
     "Stamp",
+    "ValueReader",
     "WorkerProgress",
 ]

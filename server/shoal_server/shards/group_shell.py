@@ -18,6 +18,7 @@ from shoal_server.shards.machine.mode import Fold
 from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.machine.state import GroupState
 from shoal_server.shards.pending_cut import PendingCut
+from shoal_server.shards.reader_memory import ReaderMemory
 from shoal_server.shards.selection import Selections
 from shoal_server.shards.shard import JobShardConfig
 from shoal_server.shards.snapshot import Cut
@@ -35,6 +36,7 @@ class GroupShell:
         memory: provides memory for copies of the values.
         on_admission: called with each pull and push that is let through, under the group's lock. Tests use it.
         norms: sends squares to the other servers of the job; needed if the configuration has peers.
+        readers: counts the bytes that the readers of all groups use.
 
     Attributes:
         config: the job's configuration.
@@ -49,15 +51,16 @@ class GroupShell:
         memory: BufferPool | None = None,
         on_admission: Callable[[events.Admission], object] | None = None,
         norms: NormOutbox | None = None,
+        readers: ReaderMemory | None = None,
     ) -> None:
         self.config, self.commit_gate = config, CommitGate()
-        self._memory = memory or BufferPool(0, 0.0)
+        self._memory, self._readers = memory or BufferPool(0, 0.0), readers or ReaderMemory()
         # Guards the numbers of readers of all snapshots; taken alone or after _lock, and no lock is taken under it.
         self._counting = threading.Lock()
         # Guards _state, _stored, _cut, _closed, _failure, _unfilled, _reading, and the slabs' values and slots, except
-        # that a restore fills these without it: all else is refused meanwhile. Only the locks of snapshots, of the fold
-        # queue and of the kernel threads are taken under it, all briefly, and nothing is sent. Kernels run under it
-        # without the GIL; a large one waits until the threads that joined it are done.
+        # that a restore fills these without it: all else is refused meanwhile. Only the locks of snapshots, of the
+        # reader memory, of the fold queue and of the kernel threads are taken under it, all briefly, and nothing is
+        # sent. Kernels run under it without the GIL; a large one waits until the threads that joined it are done.
         self._lock = threading.Lock()
         mode = mode_for(config.consistency, shares_norms=bool(config.peers))
         peers = [peer.server for peer in config.peers]

@@ -16,12 +16,15 @@ from shoal_server.shards.group_shell import GroupShell
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.norm_exchange import check_squares, pushed_squares
 from shoal_server.shards.pending_cut import NORM_WAIT_S, PendingCut
+from shoal_server.shards.reader_memory import ValueReader
 from shoal_server.shards.reading import Reading
 from shoal_server.shards.selection import Selection
 from shoal_server.shards.shard import Arena, Shard, Stamp
 from shoal_server.shards.snapshot import Cut
 from shoal_server.shards.stored_shards import Payload, StoredShards
 from shoal_server.shards.tickets import PullTicket, PushTicket
+
+_NOBODY = ValueReader()
 
 
 class LockGroup(GroupShell):
@@ -254,13 +257,27 @@ class LockGroup(GroupShell):
             self._stored.leave_to_readers(self._memory)
             shards.scatter(values, {index: slab.values for index, slab in enumerate(self._stored.slabs)})
 
-    def read(self, shards: Selection) -> Reading:
-        """Returns the current values of some shards, at one version; later updates do not change them."""
-        with self._lock:
-            self._check_open()
-            version, slabs = self._state.version, self._stored.slabs
-            snapshots = {index: slabs[index].latest(version) for index in shards.stored}
-            return Reading(version, shards, snapshots, self._counting)
+    def read(self, shards: Selection, reader: ValueReader = _NOBODY) -> Reading:
+        """Returns the current values of some shards, at one version; later updates do not change them.
+
+        Args:
+            shards: the shards.
+            reader: who reads them.
+
+        Raises:
+            Overloaded: readers use too much memory.
+        """
+        try:
+            with self._lock:
+                self._check_open()
+                version, stored = self._state.version, self._stored
+                nbytes = sum(stored.slabs[index].values.nbytes for index in shards.stored)
+                hold = self._readers.take(stored.values_id, nbytes, stored.value_bytes, reader)
+                snapshots = {index: stored.slabs[index].latest(version) for index in shards.stored}
+                return Reading(version, shards, snapshots, self._counting, self._readers, hold)
+        except errors.Overloaded:
+            self._readers.end_slow()
+            raise
 
     def progress(self) -> Mapping[str, events.WorkerProgress]:
         """Returns each admitted worker's progress on these shards."""

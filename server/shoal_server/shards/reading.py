@@ -8,6 +8,7 @@ import numpy as np
 from shoal._wire import Chunk, chunks_of
 from shoal._wire.limits import CHUNK_BYTES
 from shoal_server.optimizers import conversions
+from shoal_server.shards.reader_memory import ReaderHold, ReaderMemory
 from shoal_server.shards.selection import Selection
 from shoal_server.shards.snapshot import Snapshot
 
@@ -20,12 +21,25 @@ class Reading:
         shards: the shards.
         snapshots: snapshots of their slabs, by the slab's index in the group. The caller holds the group's lock.
         counting: the lock that guards their counts.
+        memory: counts the bytes that readers use.
+        hold: this reader's part of them, which ends with the reading.
+
+    Attributes:
+        version: as given.
+        check: raises Overloaded if the reader is too slow and its memory is needed.
     """
 
     def __init__(
-        self, version: int, shards: Selection, snapshots: Mapping[int, Snapshot], counting: threading.Lock
+        self,
+        version: int,
+        shards: Selection,
+        snapshots: Mapping[int, Snapshot],
+        counting: threading.Lock,
+        memory: ReaderMemory,
+        hold: ReaderHold,
     ) -> None:
         self.version, self._shards, self._snapshots, self._counting = version, shards, snapshots, counting
+        self._memory, self._hold, self.check = memory, hold, hold.check
         self._count(1)
 
     @property
@@ -53,6 +67,7 @@ class Reading:
 
     def __exit__(self, *_: object) -> None:
         self._count(-1)
+        self._memory.release(self._hold)
 
     def _count(self, change: int) -> None:
         with self._counting:

@@ -10,6 +10,7 @@ from shoal._wire import ShardLayout
 from shoal.status import UndeliveredNorm
 from shoal_server.shards.lock_group import LockGroup
 from shoal_server.shards.machine.norm_exchange import NormOutbox
+from shoal_server.shards.reader_memory import ReaderMemory
 from shoal_server.shards.shard import JobShardConfig
 from shoal_server.shards.stored_shards import needed_bytes
 
@@ -25,9 +26,11 @@ class ShardStore:
         on_apply: called with the seconds that each update of a group took.
         most_bytes: limit of the bytes of all values and slots; None means no limit.
         norms_of: returns what sends the squares of a job's steps to the other servers of the job.
+        most_reader_bytes: limit of the bytes of values that readers use; None means no limit.
 
     Attributes:
         memory: buffer pool for gradients and copies of values.
+        readers: the bytes of values that readers use.
     """
 
     def __init__(
@@ -35,8 +38,9 @@ class ShardStore:
         on_apply: Callable[[float], None] = lambda _: None,
         most_bytes: int | None = None,
         norms_of: Callable[[JobShardConfig], NormOutbox] | None = None,
+        most_reader_bytes: int | None = None,
     ) -> None:
-        self.memory = BufferPool(_POOL_BYTES, _POOL_KEEP_S)
+        self.memory, self.readers = BufferPool(_POOL_BYTES, _POOL_KEEP_S), ReaderMemory(most_reader_bytes)
         self._on_apply, self._most_bytes, self._norms_of = on_apply, most_bytes, norms_of
         # Held while shards are allocated, so that a repeated call finds the first call's shards.
         self._creating = threading.Lock()
@@ -74,7 +78,7 @@ class ShardStore:
                 group.add(layouts)
             else:
                 norms = self._norms_of(config) if self._norms_of and config.peers else None
-                group = LockGroup(config, layouts, self._on_apply, self.memory, norms=norms)
+                group = LockGroup(config, layouts, self._on_apply, self.memory, norms=norms, readers=self.readers)
             with self._lock:
                 if self._allocating != config.name:
                     raise errors.UnknownJob(f"job {config.name!r} was dropped while its shards were being created")

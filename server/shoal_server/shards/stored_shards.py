@@ -35,6 +35,8 @@ class StoredShards:
     Attributes:
         by_number: the shards, in the order of their creation.
         slabs: the slabs that hold their values.
+        value_bytes: bytes of values, which a gradient takes as well.
+        values_id: identifies the memory of the current values, for as long as they do not change.
         places: for each arena, the index of its slab, and the slab's element at which it starts.
     """
 
@@ -49,6 +51,8 @@ class StoredShards:
         self._clip_norm = config.optimizer.clip_norm
         slabs = [StoredSlab(slab, config.variables, config.optimizer, config.seed, counting) for slab in layout.slabs]
         self.slabs: Sequence[StoredSlab] = [*(earlier.slabs if earlier else ()), *slabs]
+        self.value_bytes = sum(slab.values.nbytes for slab in self.slabs)
+        self.values_id = object()
         self.places: dict[ArenaKey, tuple[int, int]] = {
             key: (index, start)
             for index, stored in enumerate(self.slabs)
@@ -67,13 +71,9 @@ class StoredShards:
         """Bytes of values and slots."""
         return sum(slab.nbytes for slab in self.slabs)
 
-    @property
-    def value_bytes(self) -> int:
-        """Bytes of values, which a gradient takes as well."""
-        return sum(slab.values.nbytes for slab in self.slabs)
-
     def leave_to_readers(self, memory: BufferPool) -> None:
         """Moves the slabs that readers use to new memory. Called before the values change."""
+        self.values_id = object()
         for slab in self.slabs:
             slab.leave_to_readers(memory)
 

@@ -52,6 +52,7 @@ class ShardServers:
         seed: int = 0,
         rpc_threads: int = 4,
         max_lanes: int = 1024,
+        max_reader_bytes: int | None = None,
         stall_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
         transport: str | None = None,
@@ -66,6 +67,7 @@ class ShardServers:
         self.stores: list[ShardStore] = []
         self.lanes: list[LaneEndpoint] = []
         self.endpoints: list[EndpointGroup] = []
+        self._max_reader_bytes = max_reader_bytes
         self.addresses = [self._start(rpc_threads, max_lanes, stall_s, clock) for _ in range(servers)]
         self.stubs = [self._stub(address) for address in self.addresses]
         given = {name: value for name, value in variables.items() if isinstance(value, np.ndarray)}
@@ -87,7 +89,11 @@ class ShardServers:
         registry = CollectorRegistry()
         metrics = ServerMetrics(registry)
         caller = CallingServer(f"server-{len(self.stores)}", 1, self._credentials)
-        store = ShardStore(metrics.applied, norms_of=lambda job: NormSender(job, lambda: caller))
+        store = ShardStore(
+            metrics.applied,
+            norms_of=lambda job: NormSender(job, lambda: caller),
+            most_reader_bytes=self._max_reader_bytes,
+        )
         pools = call_pools(rpc_threads)
         metrics.watch(store, pools)
         config = EndpointConfig(
