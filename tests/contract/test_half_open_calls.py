@@ -199,6 +199,7 @@ def test_a_host_with_too_many_calls_is_refused_and_its_heartbeats_are_not(
         with pytest.raises(errors.Overloaded, match=r"127\.0\.0\.1 has 4 calls at a time"):
             wait_until(lambda: _refused(stub, server.address), what="a refusal")
         assert stub.Heartbeat(coordinator_pb2.HeartbeatRequest(), timeout=1).job == "here"
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1)
         assert refused("HOST_CALLS") == 1
         members.release.set()
         for call in held:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _HINT = "not found; this server has /metrics and /healthz\n"
 _HEADER_HINT = 'Over HTTP, the token is in a header: curl --header "Authorization: Bearer $(cat FILE)" URL\n'
-_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 # Decides from the token of a request, and from a function that returns the certificate of its client as PEM.
 Authorize = Callable[[str, Callable[[], bytes]], object]
 # A connection serves one request, so its time limit covers the whole request.
@@ -56,7 +55,7 @@ def make_server(
         not_ready: returns the reason why the role does not serve, or an empty string if it serves.
         authorize: called for each request for metrics. Raises Unauthenticated, Forbidden or Unreachable.
         registry: the metrics to serve.
-        connections: largest number of connections at a time. Further ones get status 503, or are reset if there is TLS.
+        connections: largest number of connections at a time. A further one replaces an earlier one.
         host_connections: largest number of connections of one host at a time.
         seconds: the longest duration of a connection.
         tls: TLS settings. None means no TLS.
@@ -69,9 +68,9 @@ def make_server(
         connections,
         idle_timeout_s=seconds,
         longest_s=seconds,
-        refusal=_BUSY,
         host_limit=catalogue.HOST_HTTP_CONNECTIONS,
         host_connections=host_connections,
+        replaces=True,
     )
     return WebServer(
         listening,
@@ -87,7 +86,7 @@ def _make_app(
     authorize: Authorize,
     registry: prometheus_client.CollectorRegistry,
 ) -> ASGIApp:
-    # Less than the connections of a host, so that there are always some for /healthz.
+    # Less than the connections of a host, so that those which read the metrics are not replaced for /healthz.
     readings = catalogue.METRICS_REQUESTS.default
     free = asyncio.Semaphore(readings)
 

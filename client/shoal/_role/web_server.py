@@ -8,7 +8,6 @@ import asyncio
 import socket
 import ssl
 import threading
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -49,6 +48,8 @@ class ConnectionLimits:
             reset in any case, before the handshake.
         host_limit: entry of `host_connections` in the table of limits. None means that there is no such limit.
         host_connections: largest number of connections of one host at a time.
+        replaces: whether a connection above a limit replaces an earlier one, instead of being refused. So a short
+            request, such as a probe, is always answered. Not for servers whose connections may last.
     """
 
     limit: Limit
@@ -58,6 +59,7 @@ class ConnectionLimits:
     refusal: bytes = b""
     host_limit: Limit | None = None
     host_connections: int = 0
+    replaces: bool = False
 
     def refused(self, host: str, of_host: int, of_all: int) -> errors.ShoalError | None:
         """Returns why a connection is refused; None if it is not.
@@ -125,7 +127,7 @@ class WebServer:
         class LimitedConnection(_Connection):
             limits = connection_limits
             tls = context
-            of_host: ClassVar[Counter[str]] = Counter()
+            of_host: ClassVar[dict[str, dict[_Connection, None]]] = {}
 
         config = uvicorn.Config(
             self._make_app(stopping),
@@ -187,7 +189,7 @@ class _Connection(H11Protocol):
 
     limits: ConnectionLimits
     tls: ssl.SSLContext | None
-    of_host: ClassVar[Counter[str]]  # open connections of the server
+    of_host: ClassVar[dict[str, dict["_Connection", None]]]  # open connections of the server, oldest first
     _host = ""
     _idle_timer: asyncio.TimerHandle | None = None
     _end_timer: asyncio.TimerHandle | None = None
@@ -197,9 +199,13 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._host = str((transport.get_extra_info("peername") or [""])[0])
-        self.of_host[self._host] += 1
-        refused = self.limits.refused(self._host, self.of_host[self._host], len(self.connections))
-        if refused is None:
+        mine = self.of_host.setdefault(self._host, {})
+        mine[self] = None
+        refused = self.limits.refused(self._host, len(mine), len(self.connections))
+        replaced = self._to_replace(mine) if refused and self.limits.replaces else None
+        if replaced:
+            replaced.transport.abort()
+        if refused is None or replaced:
             if self.limits.longest_s is not None:
                 self._end_timer = self.loop.call_later(self.limits.longest_s, transport.abort)
             self._restart_idle_timer()
@@ -207,13 +213,26 @@ class _Connection(H11Protocol):
                 self._early = b""
                 transport.pause_reading()
                 self._handshake = self.loop.create_task(self._secure(transport, self.tls))
+        if refused is None:
             return
         count_refusal(refused)
+        if replaced:
+            return
         if self.limits.refusal and not self.tls:
             transport.write(self.limits.refusal)
             transport.close()
         else:
             transport.abort()
+
+    def _to_replace(self, mine: dict["_Connection", None]) -> "_Connection | None":
+        """Returns the connection that this one replaces: the oldest of a host, without a request if there is one.
+
+        The host is that of this connection if it has reached its own limit, or else the one with most connections.
+        """
+        if len(mine) <= self.limits.host_connections:
+            mine = max(self.of_host.values(), key=len)
+        others = [each for each in mine if each is not self and not each.transport.is_closing()]
+        return next((each for each in others if each.is_idle), next(iter(others), None))
 
     async def _secure(self, plain: asyncio.Transport, context: ssl.SSLContext) -> None:
         """Performs the TLS handshake."""
@@ -249,8 +268,9 @@ class _Connection(H11Protocol):
         for timer in (self._idle_timer, self._end_timer):
             if timer:
                 timer.cancel()
-        self.of_host[self._host] -= 1
-        if not self.of_host[self._host]:
+        mine = self.of_host[self._host]
+        del mine[self]
+        if not mine:
             del self.of_host[self._host]
         super().connection_lost(exc)
 
@@ -264,8 +284,13 @@ class _Connection(H11Protocol):
             self._idle_timer.cancel()
         self._idle_timer = self.loop.call_later(self.limits.idle_timeout_s, self._close_if_idle)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return bool(getattr(self.cycle, "response_complete", True))  # there is no cycle before the first request
+
     def _close_if_idle(self) -> None:
-        if getattr(self.cycle, "response_complete", True):  # there is no cycle before the first request
+        if self.is_idle:
             self.transport.close()
 
 

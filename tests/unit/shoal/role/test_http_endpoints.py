@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.registry import Collector
 
 from shoal import errors
+from shoal._limits import refusals
 from shoal._role import http_endpoints
 from shoal._role.http_endpoints import RoleHttpServer
 from shoal._security import AccessRole, Authorizer, Principal, open_authorizer
@@ -193,26 +194,23 @@ def test_stop_without_a_connection_frees_the_port(registry: prometheus_client.Co
     socket.create_server((host, int(port))).close()
 
 
-def test_connections_are_limited_and_become_free(pages: RoleHttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_endpoints, "MAX_CONNECTIONS", 3)
-    pages.not_ready = ""
+@pytest.mark.parametrize("limit", ["HTTP_CONNECTIONS", "HOST_HTTP_CONNECTIONS"])
+def test_a_probe_is_answered_when_its_host_has_all_connections(
+    pages: RoleHttpServer, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """The oldest connection makes room for it, so there are never more of them."""
+    name = {"HTTP_CONNECTIONS": "MAX_CONNECTIONS", "HOST_HTTP_CONNECTIONS": "MAX_HOST_CONNECTIONS"}[limit]
+    monkeypatch.setattr(http_endpoints, name, 3)
+    pages.not_ready, before = "", refusals("server")[limit]
     idle = [connect(pages) for _ in range(3)]
-    with connect(pages) as refused:
-        assert refused.recv(1000).startswith(b"HTTP/1.1 503 ")
-    for connection in idle:
+    assert fetch(pages, "/healthz")[0] == 200
+    assert idle[0].recv(1) == b""
+    assert refusals("server")[limit] == before + 1
+    for connection in idle[1:]:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
         connection.close()
-    wait_until(lambda: fetch(pages, "/healthz")[0] == 200)
-
-
-def test_a_host_has_a_part_of_the_connections(pages: RoleHttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_endpoints, "MAX_HOST_CONNECTIONS", 2)
-    pages.not_ready = ""
-    idle = [connect(pages) for _ in range(2)]
-    with connect(pages) as refused:
-        assert refused.recv(1000).startswith(b"HTTP/1.1 503 ")
-    for connection in idle:
-        connection.close()
-    wait_until(lambda: fetch(pages, "/healthz")[0] == 200)
+    idle[0].close()
 
 
 def test_its_end_is_that_of_its_connections(registry: prometheus_client.CollectorRegistry) -> None:
