@@ -16,7 +16,8 @@ from shoal_coordinator.access import Access
 
 # Seconds for which a login link can be used, and for which a browser stays logged in.
 CODE_S, SESSION_S = 600.0, 12 * 3_600.0
-_RANDOM_BYTES = 24
+# The page divides the text of a session into two halves, each of which nobody can guess.
+_CODE_BYTES, _SESSION_BYTES = 24, 48
 # The roles that people have. The tokens of processes, and tickets, are not for the page.
 _ROLES = (AccessRole.ADMIN, AccessRole.SUBMITTER, AccessRole.READER)
 _LOG_IN = "log in first: open the link that `shoal page` prints, or give a token"
@@ -46,7 +47,7 @@ class Logins:
 
         If the caller's token has too many of them, the oldest one ends.
         """
-        code, now = secrets.token_urlsafe(_RANDOM_BYTES), self._clock()
+        code, now = secrets.token_urlsafe(_CODE_BYTES), self._clock()
         with self._lock:
             self._codes = _with_room(self._codes, principal, catalogue.PAGE_LOGIN_CODES.default, now)
             self._codes[_hash(code)] = principal, now + CODE_S
@@ -76,7 +77,7 @@ class Logins:
             on_identified(principal)
         _check_role(principal)
         self._access.check_valid(principal)
-        session, now = secrets.token_urlsafe(_RANDOM_BYTES), self._clock()
+        session, now = secrets.token_urlsafe(_SESSION_BYTES), self._clock()
         with self._lock:
             self._sessions = _with_room(self._sessions, principal, catalogue.PAGE_LOGINS.default, now)
             self._sessions[_hash(session)] = principal, now + SESSION_S

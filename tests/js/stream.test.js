@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { mock, test } from "node:test";
 
+import "./fake_storage.js";
 import { follow } from "../../server/shoal_coordinator/page/static/stream.js";
 
 const refused = (status, code, message) => new Response(JSON.stringify({ code, message }), { status });

@@ -135,7 +135,7 @@ class _Pages:
         return answer(encode(_session(principal_of(request))))
 
     async def log_in(self, request: Request) -> Response:
-        """Begins a session by a code or a token, and sets its cookie."""
+        """Begins a session by a code or a token: sets its cookie, and replies with its key."""
         body = await _body(request)
         given = body if isinstance(body, dict) and set(body) in ({"code"}, {"token"}) else {}
         text = next(iter(given.values()), None)
@@ -145,8 +145,8 @@ class _Pages:
             return answer(encode(_session(None)))
         with self._noted(request, "page/login", None) as identified:
             code, token = given.get("code", ""), given.get("token", "")
-            principal, headers = self._login.log_in(code=code, token=token, on_identified=identified)
-        found = answer(encode(_session(principal)))
+            principal, key, headers = self._login.log_in(code=code, token=token, on_identified=identified)
+        found = answer(encode(_session(principal) | {"key": key}))
         found.headers.update(headers)
         return found
 

@@ -1,4 +1,10 @@
-"""Login of the page: who makes a request, as a cookie or a token proves, and what that caller may do."""
+"""Login of the page: who makes a request, as a cookie with a key or as a token proves, and what that caller may do.
+
+A session needs both its cookie and its key, which are the halves of one random text. Browsers send a cookie to all
+ports of a host, so a process of another user at another port can get it and can set it. The page's script keeps the key
+in the browser's storage, which is separate for each port, and sends it in a header. A script that is not the page's can
+read neither: the cookie is `HttpOnly`.
+"""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -14,6 +20,8 @@ from shoal._rpc import CallOutcome, OnOutcome
 from shoal._security import Principal, check_permitted, token_in
 from shoal_coordinator.logins import SESSION_S, Logins
 
+# The header with the key of a session.
+KEY_HEADER = "x-shoal-key"
 # The paths under /api/ that need no login, because they begin and end a session.
 LOGIN_PATH, LOGOUT_PATH = "/api/login", "/api/logout"
 # The key of the request's scope that holds the caller.
@@ -59,7 +67,7 @@ class PageLogin:
 
     def log_in(
         self, *, code: str, token: str, on_identified: Callable[[Principal], object] = lambda _: None
-    ) -> tuple[Principal, dict[str, str]]:
+    ) -> tuple[Principal, str, dict[str, str]]:
         """Begins a session; raises as `Logins.log_in`.
 
         Args:
@@ -68,10 +76,11 @@ class PageLogin:
             on_identified: as that of `Logins.log_in`.
 
         Returns:
-            Who has logged in, and the headers of the response.
+            Who has logged in, the key of the session, and the headers of the response.
         """
         session, principal = self._logins.log_in(code=code, token=token, on_identified=on_identified)
-        return principal, self._cookie(session, int(SESSION_S))
+        half = len(session) // 2
+        return principal, session[half:], self._cookie(session[:half], int(SESSION_S))
 
     def log_out(self, headers: Headers) -> dict[str, str]:
         """Ends a session, if there is one. Returns the headers of the response."""
@@ -84,7 +93,7 @@ class PageLogin:
             cookies.load(headers.get("cookie", ""))
         except CookieError:
             return ""
-        return cookies[self._name].value if self._name in cookies else ""
+        return cookies[self._name].value + headers.get(KEY_HEADER, "") if self._name in cookies else ""
 
     def _cookie(self, value: str, max_age_s: int) -> dict[str, str]:
         secure = "; Secure" if self._tls else ""
@@ -148,6 +157,7 @@ def permitted(call: str, endpoint: RequestHandler, on_outcome: OnOutcome) -> Req
 
 
 __all__ = [
+    "KEY_HEADER",
     "LOGIN_PATH",
     "LOGOUT_PATH",
     "PageLogin",

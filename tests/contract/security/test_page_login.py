@@ -46,7 +46,10 @@ def link_for(rig: SecureRig, token: str) -> str:
 
 
 def log_in(page: httpx.Client, **given: str) -> httpx.Response:
-    return page.post("/api/login", json=given, headers=ACTION)
+    """Logs in. The client then sends the key of the login with each request, as the page's script does."""
+    answered = page.post("/api/login", json=given, headers=ACTION)
+    page.headers["x-shoal-key"] = answered.json().get("key", "")
+    return answered
 
 
 def test_the_page_shows_nothing_of_the_cluster_without_a_login(rig: SecureRig, page: httpx.Client) -> None:
@@ -111,8 +114,25 @@ def test_a_login_link_logs_a_browser_in_and_out(rig: SecureRig, page: httpx.Clie
     assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
     assert page.get("/api/jobs").status_code == 200
     assert page.post("/api/logout", json={}, headers=ACTION).status_code == 200
-    page.cookies.clear()
+    page.cookies.clear()  # the client still sends the key
     assert page.get("/api/jobs", headers={"cookie": cookie.partition(";")[0]}).status_code == 401
+
+
+@pytest.mark.parametrize("missing", ["cookie", "x-shoal-key"])
+def test_neither_the_cookie_nor_the_key_alone_is_a_login(rig: SecureRig, page: httpx.Client, missing: str) -> None:
+    """Browsers send the cookie to each port of the host, and each of them can set it."""
+    log_in(page, token=rig.token(AccessRole.READER))
+    page.cookies.clear() if missing == "cookie" else page.headers.pop(missing)
+    found = {path: page.get(path).status_code for path in (*READS, *STREAMS)}
+    assert found == dict.fromkeys((*READS, *STREAMS), 401)
+
+
+def test_a_cookie_that_another_port_has_set_is_no_login_with_the_own_key(rig: SecureRig, page: httpx.Client) -> None:
+    log_in(page, token=rig.token(AccessRole.READER))
+    key = page.headers["x-shoal-key"]
+    log_in(page, token=rig.token(AccessRole.ADMIN))
+    assert page.get("/api/session").json()["role"] == "admin"
+    assert page.get("/api/session", headers={"x-shoal-key": key}).status_code == 401
 
 
 def test_a_token_logs_in_and_a_wrong_one_does_not(rig: SecureRig, page: httpx.Client) -> None:

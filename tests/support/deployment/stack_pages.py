@@ -24,11 +24,12 @@ class PageVisitor:
         cookies = urllib.request.HTTPCookieProcessor(CookieJar())
         self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), cookies)
         body = json.dumps({"code": code}).encode()
-        self._read(urllib.request.Request(f"{page}/api/login", body, {"Origin": page, **_ACTION}))
+        answer = self._read(urllib.request.Request(f"{page}/api/login", body, {"Origin": page, **_ACTION}))
+        self._key: str = json.loads(answer)["key"]
         self._page = page
 
     def get(self, path: str) -> str:
-        return self._read(urllib.request.Request(f"{self._page}{path}"))
+        return self._read(urllib.request.Request(f"{self._page}{path}", headers={"X-Shoal-Key": self._key}))
 
     def _read(self, request: urllib.request.Request) -> str:
         with self._opener.open(request, timeout=10) as reply:

@@ -4,6 +4,21 @@ import { useEffect, useState } from "./html.js";
 
 const PATIENCE_MS = 15_000;
 
+// The key of the login. Beside its cookie, which browsers send to every port of this host, each request needs this key,
+// which no other port can read.
+const KEY = "shoal-key";
+
+export function keepKey(key) {
+  if (key) localStorage.setItem(KEY, key);
+  else localStorage.removeItem(KEY);
+}
+
+// The headers of a request, with the key if there is one.
+export function withKey(headers) {
+  const key = localStorage.getItem(KEY);
+  return key ? { ...headers, "X-Shoal-Key": key } : headers;
+}
+
 export class Refused extends Error {
   constructor(status, code, message) {
     super(message);
@@ -17,14 +32,14 @@ export function jobPath(name, what = "") {
 }
 
 export async function get(path) {
-  return answered(await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) }));
+  return answered(await fetch(path, { headers: withKey({}), cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) }));
 }
 
 // Performs an action on a job: cancels it, or takes a checkpoint.
 export const act = (path) => post(path, {});
 
 export async function post(path, body) {
-  const headers = { "Content-Type": "application/json", "X-Shoal-Page": "1" };
+  const headers = withKey({ "Content-Type": "application/json", "X-Shoal-Page": "1" });
   const signal = AbortSignal.timeout(PATIENCE_MS);
   return answered(await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal }));
 }

@@ -1,6 +1,6 @@
 // The login: by the code of a login link, which is in the URL's fragment, or by a token in a form.
 
-import { get, post } from "./api.js";
+import { get, keepKey, post } from "./api.js";
 import { html, useEffect, useState } from "./html.js";
 
 const CODE = /^#login=([\w-]+)$/;
@@ -16,18 +16,24 @@ export function useSession() {
     );
   }, []);
   const enter = (token) =>
-    post("/api/login", { token }).then(
+    logIn({ token }).then(
       () => location.reload(),
       (error) => setState({ session: null, error }),
     );
   return { ...state, enter };
 }
 
+async function logIn(proof) {
+  const session = await post("/api/login", proof);
+  keepKey(session.key);
+  return session;
+}
+
 async function begin(hash) {
   const code = CODE.exec(hash)?.[1];
   if (code) {
     history.replaceState(null, "", location.pathname); // the code does not stay in the history
-    return post("/api/login", { code });
+    return logIn({ code });
   }
   try {
     return await get("/api/session");
@@ -39,6 +45,7 @@ async function begin(hash) {
 
 export async function leave() {
   await post("/api/logout", {});
+  keepKey("");
   location.assign("/");
 }
 

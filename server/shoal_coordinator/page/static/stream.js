@@ -2,7 +2,7 @@
 //
 // It uses fetch, because EventSource reports neither why a request was refused nor that a connection is silent.
 
-import { Refused, refusal } from "./api.js";
+import { Refused, refusal, withKey } from "./api.js";
 
 // The coordinator sends an event or a comment at least every 5 seconds.
 const SILENCE_MS = 12_000;
@@ -65,7 +65,8 @@ async function once(path, mark, stopped, on, opened) {
   let timer = setTimeout(() => silent.abort(), SILENCE_MS);
   const found = { mark, over: false, refused: null, reason: "the connection was closed" };
   try {
-    const response = await fetch(path, { headers: mark ? { "Last-Event-ID": mark } : {}, cache: "no-store", signal });
+    const headers = withKey(mark ? { "Last-Event-ID": mark } : {});
+    const response = await fetch(path, { headers, cache: "no-store", signal });
     if (!response.ok) throw await refusal(response);
     opened();
     const lines = new Lines();
