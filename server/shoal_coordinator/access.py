@@ -67,7 +67,8 @@ class TokenInfo:
         id: a random id, or `cert:SERIAL` of a certificate.
         name: name of the holder; `UNKNOWN_HOLDER` for a revoked certificate whose holder is not known.
         role: what its holder may do; any role if the holder is not known.
-        expires_at: Unix time in seconds; for a certificate, when the revocation is forgotten.
+        expires_at: Unix time in seconds; for a revoked certificate, when the revocation is forgotten: when the
+            certificate expires, or ten years after the revocation if the certificate has not called.
         revoked: whether it was revoked.
     """
 
@@ -229,7 +230,6 @@ class Access:
                     "make a new CA (`shoal certs init`) and new certificates, so that the earlier ones cannot be used",
                 )
             self._store(revoked)
-            self._apply_revocations()
         return revoked
 
     def tokens(self) -> list[TokenInfo]:
@@ -252,14 +252,17 @@ class Access:
             )
 
     def _store(self, changed: Sequence[TokenInfo]) -> None:
-        """Stores new or changed tokens, and forgets those that have expired."""
+        """Stores new or changed tokens, and what certificates have shown since, and forgets those that have expired."""
         now = self._clock()
+        changed = [*map(self._with_holder, self._tokens.values()), *changed]
+        changed = [token for token in changed if token != self._tokens.get(token.id)]
         expired = [token.id for token in self._tokens.values() if token.expires_at <= now]
         changes: dict[str, bytes | None] = dict.fromkeys(map(record_keys.of_token, expired))
         self._write(changes | {record_keys.of_token(token.id): _record(token) for token in changed})
         for token in expired:
             del self._tokens[token]
         self._tokens |= {token.id: token for token in changed}
+        self._apply_revocations()
 
     def _listed(self) -> list[TokenInfo]:
         now = self._clock()
@@ -275,8 +278,15 @@ class Access:
         if not (serial := token.partition(ID_PREFIX)[2]):
             return TokenInfo(token, _LOCAL_NAME, AccessRole.ADMIN, now + LOCAL_S)
         certificate = f"{ID_PREFIX}{int(serial, 16):x}"  # other tools pad it with zeros
-        holder = self.verifier.holder(certificate) or Principal(UNKNOWN_HOLDER, AccessRole.READER)
-        return TokenInfo(certificate, holder.name, holder.role, now + MAX_VALID_S)
+        return self._with_holder(TokenInfo(certificate, UNKNOWN_HOLDER, AccessRole.READER, now + MAX_VALID_S))
+
+    def _with_holder(self, token: TokenInfo) -> TokenInfo:
+        """Returns what is recorded of a token, with the holder and the expiry of a certificate that has called."""
+        holder = self.verifier.holder(token.id) if token.id.startswith(ID_PREFIX) else None
+        if holder is None:
+            return token
+        expires_at = min(token.expires_at, holder.expires_at)
+        return replace(token, name=holder.name, role=holder.role, expires_at=expires_at)
 
     def _apply_revocations(self) -> None:
         now = self._clock()

@@ -156,6 +156,28 @@ def test_revocations_of_certificates_are_limited(
     assert len(records) == 2, "expired ones are forgotten"
 
 
+def test_the_revocation_of_a_certificate_that_has_called_is_kept_until_the_certificate_expires(
+    access: Access, records: Records, clock: Clock
+) -> None:
+    """Whether it called before it was revoked, or is refused afterwards. Others are kept for ten years."""
+    expires_at = clock.now + 60
+    early, late = (Principal(name, AccessRole.READER, f"cert:{name}", expires_at=expires_at) for name in ("a", "b"))
+    access.verifier.check(early)
+    for serial in ("a", "b", "c"):
+        access.revoke(f"cert:{serial}")
+    with pytest.raises(errors.Unauthenticated, match="revoked"):
+        access.verifier.check(late)
+    access.create("somebody", "reader", 1.0)  # a change of the records also stores what is known of late
+    clock.now = expires_at - 1
+    for each in (access, started(records, clock)):
+        assert each.revoked == {"cert:a", "cert:b", "cert:c"}
+    clock.now = expires_at
+    assert started(records, clock).revoked == {"cert:c"}
+    access.create("other", "reader", 60.0)
+    assert access.revoked == {"cert:c"}, "and without a restart, with the next change"
+    assert len([key for key in records if "cert:" in key]) == 1
+
+
 def test_a_revoked_certificate_has_the_holder_with_which_it_called(
     access: Access, records: Records, clock: Clock
 ) -> None:
