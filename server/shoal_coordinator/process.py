@@ -23,6 +23,7 @@ from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy, EvenPlacement,
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.groups import GroupRegistry
 from shoal_coordinator.logins import Logins
+from shoal_coordinator.messages import record_keys
 from shoal_coordinator.metrics import StateCollector, count_events
 from shoal_coordinator.persistence import MEMORY, Store, open_store
 
@@ -146,6 +147,7 @@ class CoordinatorProcess:
             self.coordinator = _coordinator(
                 config, self._store, policy, registry, on_failure, storage, self._credentials_for
             )
+            self._check_store(config)
             self.access = access = self._open_access() if config.secure else None
             self.authorizer = Authorizer(access.verifier) if access else open_authorizer()
             if storage:
@@ -225,6 +227,26 @@ class CoordinatorProcess:
         self._audit.close()
         self._store.close()
 
+    def _check_store(self, config: CoordinatorConfig) -> None:
+        """Checks that the store is not one of a cluster with tokens if this one has none; warns of the opposite.
+
+        Raises:
+            BadRequest: everybody could change the jobs of users whom tokens protected.
+        """
+        had_tokens = record_keys.ACCESS_KEY in self.coordinator.access_records
+        if had_tokens and not config.secure:
+            raise errors.BadRequest(
+                f"the store {config.store} is one of a cluster that asks for tokens, and with --insecure everybody "
+                "could change its jobs and checkpoints; start without --insecure, or with another --store",
+                store=config.store,
+            )
+        if config.secure and not had_tokens and self.coordinator.has_live_jobs:
+            _log.warning(
+                "the store has jobs that were submitted without tokens",
+                consequence="they continue, and only an admin can change them; nobody has proved who submitted them",
+                fix="cancel the jobs that you do not know, and start servers and workers again without --insecure",
+            )
+
     def _open_access(self) -> Access:
         return Access(self.coordinator.access_records, self.coordinator.write, time.time)
 
@@ -274,7 +296,8 @@ def start_coordinator(
         StoreLocked: Another process has the store open.
         StoreUnreadable: The store is damaged, has a newer schema, or is not a store.
         StoreFailed: The store cannot be opened or created.
-        BadRequest: Processes cannot share the checkpoint storage.
+        BadRequest: Processes cannot share the checkpoint storage. Or the cluster of the store asked for tokens, and
+            this coordinator does not.
         StorageFailed: The checkpoint storage cannot be written, and there are no live jobs.
     """
     return CoordinatorProcess(config, registry, on_failure)

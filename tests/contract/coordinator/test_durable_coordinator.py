@@ -9,6 +9,7 @@ from typing import Any
 
 import prometheus_client
 import pytest
+from structlog.testing import capture_logs
 
 from shoal import errors
 from shoal.events import StateChanged, watch
@@ -16,7 +17,7 @@ from shoal.status import JobState
 from shoal.v1 import job_pb2 as jobs
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.persistence.sqlite_store import SqliteStore
-from shoal_coordinator.process import CoordinatorConfig, start_coordinator
+from shoal_coordinator.process import CoordinatorConfig, CoordinatorProcess, start_coordinator
 from support.clusters.coordinator_rig import Rig, job
 from support.waiting import wait_until
 
@@ -168,6 +169,28 @@ def test_volumes_that_are_not_there(tmp_path: Path) -> None:
         with pytest.raises(error, match=f"{missing}.*there is no such folder: create it, or mount its volume"):
             start_coordinator(CoordinatorConfig(listen="127.0.0.1:0", **options), prometheus_client.CollectorRegistry())
     assert not missing.exists()
+
+
+def started(store: Path, *, secure: bool) -> CoordinatorProcess:
+    config = CoordinatorConfig(listen="127.0.0.1:0", store=str(store), secure=secure)
+    return start_coordinator(config, prometheus_client.CollectorRegistry())
+
+
+def test_a_store_with_tokens_is_not_opened_without_them(store: Path) -> None:
+    started(store, secure=True).stop()
+    with pytest.raises(errors.BadRequest, match=f"{store} .*asks for tokens, and with --insecure everybody could"):
+        started(store, secure=False)
+    started(store, secure=True).stop()  # it is neither locked nor changed
+
+
+def test_jobs_that_were_submitted_without_tokens_are_named_when_tokens_are_needed(rig: Rig, store: Path) -> None:
+    rig.submit(job(workers=3))
+    rig.process.stop()
+    with capture_logs() as logged:
+        started(store, secure=True).stop()
+        started(store, secure=True).stop()  # the second time, that is known
+    warnings = [entry for entry in logged if entry["event"] == "the store has jobs that were submitted without tokens"]
+    assert [entry["log_level"] for entry in warnings] == ["warning"]
 
 
 def test_a_store_that_contradicts_itself_is_named(store: Path) -> None:
