@@ -11,15 +11,13 @@ from collections.abc import Callable
 
 from shoal import errors
 from shoal._limits import catalogue
-from shoal._security import AccessRole, Principal
+from shoal._security import PAGE_ROLES, Principal
 from shoal_coordinator.access import Access
 
 # Seconds for which a login link can be used, and for which a browser stays logged in.
 CODE_S, SESSION_S = 600.0, 12 * 3_600.0
 # The page divides the text of a session into two halves, each of which nobody can guess.
 _CODE_BYTES, _SESSION_BYTES = 24, 48
-# The roles that people have. The tokens of processes, and tickets, are not for the page.
-_ROLES = (AccessRole.ADMIN, AccessRole.SUBMITTER, AccessRole.READER)
 _LOG_IN = "log in first: open the link that `shoal page` prints, or give a token"
 
 
@@ -126,10 +124,10 @@ class Logins:
 
 
 def _check_role(principal: Principal) -> None:
-    if principal.job or principal.role not in _ROLES:
+    if principal.job or principal.role not in PAGE_ROLES:
         raise errors.Forbidden(
             f"the page does not accept the token of {principal}; use a token of the role "
-            f"{', '.join(role.value for role in _ROLES[:-1])} or {_ROLES[-1].value}"
+            f"{', '.join(role.value for role in PAGE_ROLES[:-1])} or {PAGE_ROLES[-1].value}"
         )
 
 

@@ -3,18 +3,10 @@
 from functools import partial
 
 from shoal import errors
-from shoal._security import AccessRole, Principal
+from shoal._security import MEMBER_ROLES, AccessRole, Principal
 from shoal_coordinator.cluster import Cluster
 from shoal_coordinator.decision import Check
 from shoal_coordinator.submitters import check_submitter
-
-_USERS = frozenset({AccessRole.ADMIN, AccessRole.SUBMITTER})
-# The access roles whose processes may be a member of each role.
-MEMBER_ROLES = {
-    "server": frozenset({AccessRole.SERVER}),
-    "worker": frozenset({AccessRole.WORKER}),
-    "session": _USERS,
-}
 
 
 def check_member(cluster: Cluster, caller: Principal | None, member: str) -> None:
@@ -125,4 +117,4 @@ def check_ticket(cluster: Cluster, caller: Principal, job: str, member: str, inc
     return AccessRole.TRAINER if role else AccessRole.OBSERVER
 
 
-__all__ = ["MEMBER_ROLES", "changes", "check_assigned", "check_member", "check_ticket", "speaks_for"]
+__all__ = ["changes", "check_assigned", "check_member", "check_ticket", "speaks_for"]

@@ -13,7 +13,14 @@ from shoal._security.access_files import AccessFile, TokenSource
 from shoal._security.authorizer import Authorizer, open_authorizer
 from shoal._security.bearer import MAX_TOKEN_BYTES, authorization, token_in
 from shoal._security.credentials import NO_CREDENTIALS, VARIABLES, Credentials
-from shoal._security.permissions import OPEN_CALLS, PERMISSIONS, check_own, check_permitted
+from shoal._security.permissions import (
+    MEMBER_ROLES,
+    OPEN_CALLS,
+    PAGE_ROLES,
+    PERMISSIONS,
+    check_own,
+    check_permitted,
+)
 from shoal._security.port_check import CHECK_EVERY_S, PortCheck, user_mark
 from shoal._security.principal import GIVEN_ROLES, ID_PREFIX, AccessRole, Principal
 from shoal._security.role_names import NAMED_ROLES, role_name
@@ -24,10 +31,12 @@ __all__ = [
     "GIVEN_ROLES",
     "ID_PREFIX",
     "MAX_TOKEN_BYTES",
+    "MEMBER_ROLES",
     "NAMED_ROLES",
     "NO_CREDENTIALS",
     "NO_TLS",
     "OPEN_CALLS",
+    "PAGE_ROLES",
     "PERMISSIONS",
     "VARIABLES",
     "AccessFile",

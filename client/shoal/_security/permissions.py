@@ -1,6 +1,21 @@
-"""Permissions: the table of the calls that each access role may make.
+"""Permissions: the table of the calls that each access role may make, and the other rules about access roles.
 
 A call that is not in the table is refused. Anybody may make health checks: their entries name no role.
+
+A caller must pass further checks. Those that compare only the caller and the request are here, too. The others need the
+state of the cluster, so the coordinator makes them, under the lock under which it handles the call. All roles that they
+name are in this module:
+
+- `check_permitted`, by `PERMISSIONS`: whether the caller may make this call at all.
+- `check_own`: the holder of a ticket speaks for the ticket's job, member and incarnation only.
+- `MEMBER_ROLES`, in `shoal_coordinator.api.tokens`: who registers as a server, a worker or a session.
+- `shoal_coordinator.member_holders`: a caller speaks only for members that it has registered, unless it is an admin.
+  A worker or a server gets tickets only for jobs that it takes part in, and a session only for jobs of its submitter.
+- `shoal_coordinator.submitters`: a submitter changes only its own jobs, and continues only its own checkpoints.
+- `shoal_coordinator.groups.registry`: the ranks of an elastic group have tokens of one name.
+- `PAGE_ROLES`, in `shoal_coordinator.logins`: who logs in to the page. Each of its paths then needs the permission for
+  a call.
+- `shoal_worker.allowed_programs`: whose jobs may have a worker run which program (`--allow-program`).
 """
 
 from collections.abc import Mapping
@@ -19,6 +34,15 @@ _MEMBERS = _USERS | {_WORKER, _SERVER}
 # Roles that may make the calls of a participant of a job. A daemon reports for its trainer.
 _PARTICIPANTS = _USERS | {_WORKER, _TRAINER}
 _COORDINATOR_ONLY = frozenset({_COORDINATOR})
+
+# The access roles whose processes may be a member of each role.
+MEMBER_ROLES: Mapping[str, frozenset[AccessRole]] = {
+    "server": frozenset({_SERVER}),
+    "worker": frozenset({_WORKER}),
+    "session": _USERS,
+}
+# The access roles of people. The page accepts no tokens of processes, and no tickets.
+PAGE_ROLES = (_ADMIN, _SUBMITTER, _READER)
 
 _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
     "shoal.v1.Coordinator": {
@@ -166,4 +190,4 @@ def check_own(principal: Principal | None, job: str, member: str, incarnation: i
     )
 
 
-__all__ = ["OPEN_CALLS", "PERMISSIONS", "check_own", "check_permitted"]
+__all__ = ["MEMBER_ROLES", "OPEN_CALLS", "PAGE_ROLES", "PERMISSIONS", "check_own", "check_permitted"]

@@ -9,7 +9,7 @@ import structlog
 
 from shoal import _rpc, errors
 from shoal._role.identity import MEMBER_ID
-from shoal._security import ID_PREFIX, check_own
+from shoal._security import ID_PREFIX, MEMBER_ROLES, check_own
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import token_pb2 as pb
 from shoal.v1 import token_pb2_grpc
@@ -17,7 +17,7 @@ from shoal_coordinator.access import UNKNOWN_HOLDER, Access, TokenInfo
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.decision import Check
 from shoal_coordinator.logins import CODE_S, Logins
-from shoal_coordinator.member_holders import MEMBER_ROLES, changes, check_ticket
+from shoal_coordinator.member_holders import changes, check_ticket
 
 _log = structlog.get_logger(__name__)
 
