@@ -179,6 +179,14 @@ HOLDER_MEMBERS = _add(
 MAX_GROUPS = _add(
     "MAX_GROUPS", 1_000, "groups", "a cluster's groups of ranks", roles=_COORDINATOR, error=errors.Overloaded
 )
+SUBMITTER_GROUPS = _add(
+    "SUBMITTER_GROUPS",
+    500,
+    "groups",
+    "the groups of ranks of one submitter",
+    roles=_COORDINATOR,
+    error=errors.Overloaded,
+)
 GROUP_RANKS = _add("GROUP_RANKS", 256, "ranks", "a group of ranks", roles=_COORDINATOR)
 GROUP_WAITING = _add(
     "GROUP_WAITING",

@@ -112,10 +112,11 @@ class GroupRegistry:
         if group:
             group.expire(self._clock())
         if group is None or group.is_empty:  # nobody is left: a new run of the script
-            if len(self._groups) >= catalogue.MAX_GROUPS.default:
+            try:
+                self._check_room(submitter)
+            except errors.Overloaded:
                 self._clean()
-            if len(self._groups) >= catalogue.MAX_GROUPS.default:
-                raise catalogue.MAX_GROUPS.refusal(f"the cluster has {len(self._groups)} groups of ranks")
+                self._check_room(submitter)
             group = self._groups[name] = RankGroup(ranks, min_ranks, submitter)
         if group.submitter != submitter:
             raise errors.Forbidden(f"{group.submitter} has made group {name}; choose another name")
@@ -125,6 +126,14 @@ class GroupRegistry:
                 f"least {group.min_ranks}; give all processes the same numbers, or choose another name"
             )
         return group
+
+    def _check_room(self, submitter: str) -> None:
+        """Checks that a user may make one more group. The share of one user leaves some for others."""
+        if (count := len(self._groups)) >= catalogue.MAX_GROUPS.default:
+            raise catalogue.MAX_GROUPS.refusal(f"the cluster has {count} groups of ranks", "try again later")
+        count = sum(group.submitter == submitter for group in self._groups.values())
+        if count >= catalogue.SUBMITTER_GROUPS.default:
+            raise catalogue.SUBMITTER_GROUPS.refusal(f"{submitter} has {count} groups of ranks", "end one")
 
     def _clean(self) -> None:
         now = self._clock()

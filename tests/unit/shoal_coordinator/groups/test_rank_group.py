@@ -217,13 +217,25 @@ class TestRegistry:
         now = [0.0]
         registry = GroupRegistry(lambda: now[0])
         for number in range(catalogue.MAX_GROUPS.default):
-            assert registry.join(f"g{number}", candidate("a"), ranks=2, min_ranks=1)[0] is None
+            submitter = f"user-{number % 2}"
+            assert registry.join(f"g{number}", candidate("a"), ranks=2, min_ranks=1, submitter=submitter)[0] is None
         with pytest.raises(errors.Overloaded, match="the limit MAX_GROUPS is 1000"):
             registry.join("one more", candidate("a"), ranks=2, min_ranks=1)
         now[0] = SILENT_S + 1
         made, waits_for = registry.join("one more", candidate("a"), ranks=1, min_ranks=1)
         assert made == RankGeneration(1, (candidate("a"),))
         assert waits_for == ""
+
+    def test_a_submitter_has_a_share_of_the_groups(self) -> None:
+        now = [0.0]
+        registry = GroupRegistry(lambda: now[0])
+        for number in range(catalogue.SUBMITTER_GROUPS.default):
+            registry.join(f"g{number}", candidate("a"), ranks=2, min_ranks=1, submitter="ann")
+        with pytest.raises(errors.Overloaded, match="ann has 500 groups of ranks; the limit SUBMITTER_GROUPS is 500"):
+            registry.join("more", candidate("a"), ranks=2, min_ranks=1, submitter="ann")
+        registry.join("more", candidate("a"), ranks=2, min_ranks=1, submitter="bob")
+        now[0] = SILENT_S + 1
+        registry.join("later", candidate("a"), ranks=2, min_ranks=1, submitter="ann")
 
     def test_a_group_has_one_submitter_and_one_size(self) -> None:
         registry = GroupRegistry(lambda: 0.0)
