@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: bytecode fuzz property-tests demo models test test-cluster test-gpu reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words check-subjects check-locks docs docs-serve bench bench-strategies bench-peers check-protos protos proto-baseline version release lock audit clean help
+.PHONY: bytecode fuzz property-tests demo models test test-cluster test-gpu test-lowest reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words check-subjects check-locks docs docs-serve bench bench-strategies bench-peers check-protos protos proto-baseline version release lock audit clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -20,6 +20,7 @@ help:
 	@echo "make test    lint, type-check, and run the unit and contract tests if that succeeds; PYTEST='tests/unit -k ledger' selects tests"
 	@echo "make test-cluster  test clusters of real processes, and faults"
 	@echo "make test-gpu  run the tests and the benchmark that need a GPU; GPU=gpu13 for CUDA 13"
+	@echo "make test-lowest  run the unit tests with the lowest versions of dependencies that pyproject.toml declares"
 	@echo "make reference  install PyTorch, JAX and Flax, compare layers, models and training with PyTorch, and check trees of JAX"
 	@echo "make chaos   repeat the fault scenarios and write a report (runs/chaos); CHAOS=name,... selects scenarios, CHAOS_RUNS=5 sets 5 runs for each test"
 	@echo "make long    run all tests that have a long form once, in that form"
@@ -97,6 +98,14 @@ test-gpu: $(SETUP)
 	$(call INSTALL,$(GPU))
 	$(BIN)/python -m pytest tests/gpu
 	$(BIN)/python benchmarks/gpu.py
+
+# Old versions warn of each other, and that is no defect of Shoal. PYTEST selects tests.
+LOWEST := runs/lowest
+
+test-lowest: $(SETUP)
+	$(call INSTALL,release)
+	$(BIN)/python tools/supply_chain/lowest_versions.py $(LOWEST)
+	$(LOWEST)/bin/python -m pytest -n 2 -W ignore::DeprecationWarning $(or $(PYTEST),--ignore tests/unit/project tests/unit)
 
 # A plain install of PyTorch or JAX is large: the suite does without. No lock file has it: the index decides which build is right.
 reference: $(SETUP)

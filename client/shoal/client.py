@@ -8,16 +8,15 @@ from typing import Any, Literal, TypeVar, Unpack
 import numpy as np
 
 from shoal import _rpc, _tracing, errors, events
-from shoal._rpc import CoordinatorClient, TicketSource
+from shoal._rpc import CoordinatorClient
 from shoal._security import AccessRole, Credentials
 from shoal._session.checkpoint_calls import take_checkpoint
 from shoal._session.group_queries import GroupQueries
+from shoal._session.job_variables import JobVariables
 from shoal._session.job_waits import events_with_notices, start_notice
-from shoal._session.learning_rate import LearningRateControl
 from shoal._session.open_sessions import warn_of_open
 from shoal._system import check_count, check_seconds, check_type
-from shoal._training import ParameterClient, SessionOptions, check_options, spelled_out, submit
-from shoal._wire import Placement
+from shoal._training import SessionOptions, check_options, spelled_out, submit
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.events import Event, LogLine
 from shoal.job import Job
@@ -30,7 +29,7 @@ _Page = TypeVar("_Page", job_pb2.ListReply, coordinator_pb2.GetStatusReply)
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 
 
-class JobHandle(LearningRateControl):
+class JobHandle(JobVariables):
     """One job of a cluster. `Client.submit` and `Client.job` return it; it is valid while its client is open.
 
     Attributes:
@@ -174,29 +173,6 @@ class JobHandle(LearningRateControl):
             DeadlineExceeded: the checkpoint was not complete within `timeout_s`.
         """
         return take_checkpoint(self._coordinator, self.name, timeout_s)
-
-    def pull(self) -> dict[str, np.ndarray]:
-        """Returns the current values of the job's variables. While the job runs, shards may differ by some updates.
-
-        Returns:
-            New arrays by name, in the variables' shapes and dtypes.
-
-        Raises:
-            UnknownJob: there is no such job, or it was dropped.
-            NotPlaced: the job's variables are not on servers yet, or were lost with a server after the job ended.
-        """
-        with _tracing.root("pull", job=self.name):
-            try:
-                presented = TicketSource.of(self._coordinator, self.name).credentials
-                with ParameterClient(self._placement(), refresh=self._placement, credentials=presented) as reader:
-                    return reader.pull()
-            except (errors.Unreachable, *errors.SHARDS_LOST):
-                self._placement()  # raises NotPlaced if the server is gone, and the values with it
-                raise
-
-    def _placement(self) -> Placement:
-        request = job_pb2.GetPlacementRequest(job=self.name)
-        return Placement.from_proto(self._coordinator.call(self._jobs.GetPlacement, request))
 
     def __repr__(self) -> str:
         return f"JobHandle({self.name!r})"

@@ -2,14 +2,13 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from shoal import errors
 from shoal._rpc import CoordinatorClient
@@ -80,13 +79,15 @@ class Session(JobAccess):
         self._unsettled: tuple[float, Mapping[str, float]] = (0.0, {})  # weight and metrics of the push in progress
         self._incarnation, self._fenced, self._closed = 0, False, False
         self._lost: errors.ShoalError | None = None  # the error that ended this session
+        self._told = False  # whether a call has raised it
         self._batches: NumberedBatches | None = None  # the batches that the user's loop reads
         self._listed = open_sessions.OpenSession(coordinator, job, self.worker)
         with entering(coordinator, job, self.worker, variables, options, self._live_as) as entered:
             self._participant, self._membership = entered.participant, entered.membership
             self._parameters, self._inputs = entered.parameters, entered.inputs
             self._position = DataPosition(joins_gradients=self._participant.spec.consistency.joins_gradients)
-            self._reports = Reports(self._participant, self._membership.pace, self._times.steps, self._lose, clock)
+            lose = partial(self._lose, told=False)  # the next call raises it, or `close`
+            self._reports = Reports(self._participant, self._membership.pace, self._times.steps, lose, clock)
             self._waits = SessionWaits(self._participant, self._parameters, self._times, self._reports, clock)
         open_sessions.add(self._listed)
 
@@ -168,14 +169,16 @@ class Session(JobAccess):
             Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `pull`.
         """
         weight, as_tree = weight_of(weight), self._inputs.is_tree(gradients)
-        arrays: Gradients = self._inputs.gradients(gradients) if as_tree else self._generated(gradients)
+        arrays: Gradients = (
+            self._inputs.gradients(gradients) if as_tree else self._inputs.generated(gradients, self._times.generated)
+        )
         new = None if updates is None else self._inputs.updates(updates)
         numbers, cursor = numbers_of(metrics), self._batches.cursor if self._batches else None
         with self._alive():
             with self._times.timed("push"):
                 self._settle()
                 step = self.step
-                with self._counting_rejected():
+                with self._reports.counting_rejected(self._parameters):
                     result = self._parameters.push(arrays, updates=new, weight=weight, cursor=cursor)
             self._position.pushed = cursor or self._position.pushed
             self._times.stepped(step)
@@ -278,17 +281,19 @@ class Session(JobAccess):
             closing.callback(self._membership.stop)
             closing.callback(self._parameters.close)
             closing.callback(self._waits.stop)
-            if self._lost:
+            if self._told:
                 return
-            if self._fenced:
-                raise declared_lost(self.job, self.worker)
+            if self._fenced or self._lost:
+                raise self._lost or declared_lost(self.job, self.worker)
+            if self._coordinator.closed:
+                raise closed(self.job, self.worker, of_client=True)
             failure = self._last_failure()
             text = failure_text(error or failure or "")
             self._reports.outbox.add_lines(text.splitlines())
-            self._reports.send()
-            if self._lost:
-                raise self._lost
             with self._as_session_errors(), self._times.timed("wait"):
+                self._reports.send_last()
+                if self._lost:
+                    raise self._lost
                 try:
                     if not text:
                         self._position.await_last(self._parameters.last_barrier)
@@ -313,11 +318,7 @@ class Session(JobAccess):
         try:
             self.close(error)
         except errors.ShoalError as second:  # the first error is the one that the user needs
-            _log.warning("could not end the session", job=self.job, reason=second.message)
-
-    def _generated(self, gradients: Iterable[tuple[str, ArrayLike]]) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the pairs as arrays, on this thread."""
-        yield from map(self._inputs.pair, self._times.generated(self._inputs.pairs(gradients)))
+            _log.warning("closing the session raised a second error", job=self.job, reason=second.message)
 
     def _lease(self, n_samples: int, done: int) -> Lease | NoRange:
         with self._alive(), self._times.timed("wait"):
@@ -334,7 +335,7 @@ class Session(JobAccess):
             return answer
 
     def _settle(self) -> PushResult | None:
-        with self._counting_rejected():
+        with self._reports.counting_rejected(self._parameters):
             result = self._parameters.settle()
         if result:
             self._reports.outbox.add_metrics(report_of(result, *self._unsettled))
@@ -349,14 +350,6 @@ class Session(JobAccess):
             return failure
         return None
 
-    @contextmanager
-    def _counting_rejected(self) -> Iterator[None]:
-        try:
-            yield
-        except errors.NonFiniteGradient:
-            self._reports.outbox.add_metrics(Report(step=self.step, rejected=1))
-            raise
-
     def _live_as(self, incarnation: int) -> None:
         """Records the member's incarnation, on the heartbeat thread. A new one means that this session is fenced."""
         self._fenced = self._incarnation not in {0, incarnation}
@@ -366,14 +359,14 @@ class Session(JobAccess):
     def _alive(self) -> Iterator[None]:
         if os.getpid() != self._pid:
             raise forked(self.job, self.worker, self._pid)
-        if self._closed:
-            raise closed(self.job, self.worker)
+        if self._closed or self._coordinator.closed:
+            raise closed(self.job, self.worker, of_client=not self._closed)
         if self._reports.over and not self._lost:
             raise errors.Cancelled(f"job {self.job} has ended for {self.worker}; stop the loop", job=self.job)
         if self._fenced:
             self._lose(declared_lost(self.job, self.worker))
         if self._lost:
-            raise self._lost
+            raise self._lose(self._lost)
         try:  # not `_as_session_errors`, which would cost a second generator for each call
             yield
         except ENDING as error:
@@ -387,13 +380,17 @@ class Session(JobAccess):
         except ENDING as error:
             raise self._lose(error) from None
 
-    def _lose(self, error: errors.ShoalError) -> errors.ShoalError:
-        """Records and returns the error that ended this session. An unreachable server alone does not end it."""
+    def _lose(self, error: errors.ShoalError, *, told: bool = True) -> errors.ShoalError:
+        """Records and returns the error that ended this session, which the caller raises if `told`.
+
+        An unreachable server alone does not end it.
+        """
         if self._lost is None:
             self._lost = error if isinstance(error, errors.JobFailed | errors.Cancelled) else self._participant.ended()
         if self._lost is None and not isinstance(error, errors.Unreachable):
             gone = declared_lost if isinstance(error, errors.Fenced) else job_gone
             self._lost = gone(self.job, self.worker)
+        self._told = self._told or (told and self._lost is not None)
         return self._lost or error
 
 

@@ -13,6 +13,7 @@ from shoal._status.data import DataAccount, DataCount, HeldRange
 from shoal._status.groups import GroupStatus, RankStatus
 from shoal._status.job_members import JobMember
 from shoal._status.members import ClusterStatus, MemberStatus, Role, ServerLoad, UndeliveredNorm
+from shoal._status.placement import PlacedRows
 from shoal._status.rank_times import GroupTimings, RankTimes, StragglerRank
 from shoal._status.restart_points import RestartPoint
 from shoal.job import Job
@@ -314,6 +315,7 @@ __all__ = [
     "JobState",
     "JobStatus",
     "MemberStatus",
+    "PlacedRows",
     "Progress",
     "RankStatus",
     "RankTimes",

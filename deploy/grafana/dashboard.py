@@ -252,9 +252,10 @@ ROWS: dict[str, list[Panel]] = {
             "bytes",
         ),
         Panel(
-            "Memory of shards, and of free buffers",
+            "Memory of shards, of values that readers use, and of free buffers",
             {
                 "{{instance}} shards": "shoal_server_shard_bytes",
+                "{{instance}} readers": "shoal_server_reader_bytes",
                 "{{instance}} free buffers": "shoal_server_buffer_pool_free_bytes",
             },
             "bytes",

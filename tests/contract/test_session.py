@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from grpc import ServicerContext
+from structlog.testing import capture_logs
 
 import shoal
 from shoal import _rpc
@@ -282,6 +283,30 @@ def test_unsent_log_lines_are_sent_later(
     assert coordinator.reports[-1].accepted == 1
 
 
+def test_counts_reach_a_coordinator_that_returns_while_the_session_closes(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers
+) -> None:
+    def how(_: job_pb2.ReportRequest) -> None:
+        if len(asked) < 2:
+            raise shoal.errors.Unreachable("away")
+
+    asked = answer_reports(coordinator, how)
+    with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
+        session.push(GRADIENT)
+    assert [request.accepted for request in coordinator.reports] == [1]
+    assert [request.error for request in coordinator.finished] == [""]
+
+
+def test_a_session_that_closes_sends_its_counts_to_a_coordinator_that_has_forgotten_them(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, at_once: None
+) -> None:
+    with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
+        session.push(GRADIENT)
+        wait_until(lambda: any(it.accepted for it in coordinator.reports), what="the report of the push")
+        coordinator.reports.clear()  # as a coordinator that is restarted
+    assert coordinator.reports[-1].accepted == 1
+
+
 def test_a_report_that_is_refused_stops_no_loop_and_no_close(
     coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, at_once: None
 ) -> None:
@@ -530,6 +555,18 @@ def test_report_to_a_failed_job_raises_the_reason(
     session.close()
 
 
+def test_close_raises_the_end_that_no_call_has_raised(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, at_once: None
+) -> None:
+    session = client.session("job", variables={"w": np.zeros(3)}, worker="me")
+    coordinator.enter("job", "FAILED", "server s1 is about to leave; open the session again")
+    coordinator.over = True
+    session.push(GRADIENT)
+    wait_until(lambda: any(it.accepted for it in coordinator.reports), what="the report that is answered with the end")
+    with pytest.raises(shoal.JobFailed, match=FAILED):
+        session.close()
+
+
 def test_a_job_that_is_over_stops_the_loop(
     coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers
 ) -> None:
@@ -682,6 +719,24 @@ def test_nan_of_the_very_last_push_is_said_when_closing_and_fails_the_job(
     (finished,) = coordinator.finished
     assert "NonFiniteGradient" in finished.error
     assert coordinator.members == {}
+
+
+def test_a_failed_push_that_no_call_has_raised_is_said_once_beside_the_error_of_the_loop(
+    overlapping: Callable[[], shoal.Session], coordinator: FakeCoordinator
+) -> None:
+    def train() -> None:
+        with overlapping() as session:
+            session.pull()
+            session.push({"w": np.full(3, np.inf)})
+            raise ValueError("no data")
+
+    with capture_logs() as logged, pytest.raises(ValueError, match="no data"):
+        train()
+    (warned,) = [it for it in logged if it["log_level"] == "warning"]
+    assert warned["event"] == "closing the session raised a second error"
+    assert "contains inf" in warned["reason"]
+    (finished,) = coordinator.finished
+    assert "no data" in finished.error
 
 
 def test_job_fails_with_the_exception_of_the_program(

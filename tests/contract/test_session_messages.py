@@ -148,8 +148,10 @@ def test_a_client_that_is_closed_names_its_open_session_and_heartbeats_end(
         assert "session me (job job) is closed, and the session is still open" in said
         wait_until(lambda: not beating(), what="the end of the heartbeats")
     assert [line for line in [*caplog.messages, *(it["event"] for it in logged)] if "refuses heartbeats" in line] == []
-    with pytest.raises(shoal.Cancelled, match="was closed on this side"):
-        session.close()
+    hint = r"the client of session me of job job is closed; .*Close the client after its sessions"
+    for call in (session.pull, lambda: session.push(GRADIENT), session.settle, session.close):
+        with pytest.raises(shoal.Cancelled, match=hint):
+            call()
 
 
 def test_the_address_of_a_server_is_no_coordinators(servers: ShardServers) -> None:

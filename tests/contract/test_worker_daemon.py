@@ -467,6 +467,29 @@ def test_end_is_reported_after_a_long_absence_of_the_coordinator(
     assert finish.error == ""
 
 
+def test_counts_of_a_trainer_that_ends_while_the_coordinator_is_away_reach_it_when_it_returns(
+    cluster: FakeCluster, start: Callable[..., Daemon]
+) -> None:
+    cluster.jobs.refused = (job_pb2.ReportRequest,)
+    cluster.jobs.error = errors.Unreachable("away")
+    start(BATCH_IN_HAND)
+    trainer = psutil.Process(pid_of(cluster))
+
+    def begun() -> int:
+        log = cluster.record.of(job_pb2.ReportRequest)[-1].log
+        return sum(line.startswith("pid") for line in log)
+
+    trainer.send_signal(signal.SIGUSR1)
+    wait_until(lambda: begun() == 2, what="the second step")
+    cluster.server.error = errors.Fenced("incarnation 1 of worker-1 is not admitted")
+    trainer.send_signal(signal.SIGUSR1)
+    wait_until(lambda: cluster.record.of(job_pb2.ReportRequest)[-1].log[-1].startswith("the trainer cannot continue"))
+    assert len(cluster.record.of(coordinator_pb2.RegisterRequest)) == 1
+    cluster.jobs.error = None
+    cluster.record.wait_for(coordinator_pb2.RegisterRequest, 2)
+    assert cluster.record.of(job_pb2.ReportRequest)[-1].accepted == 1
+
+
 def test_a_fenced_trainer_means_a_new_incarnation(cluster: FakeCluster, start: Callable[..., Daemon]) -> None:
     cluster.server.error = errors.Fenced("incarnation 1 of worker-1 is not admitted")
     start()

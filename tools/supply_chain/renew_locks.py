@@ -18,7 +18,7 @@ from pathlib import Path
 
 import lock_files
 
-_UV = Path(sys.executable).with_name("uv")
+UV = Path(sys.executable).with_name("uv")
 _HEADER = "# Written by `make lock`; see tools/supply_chain/lock_files.py."
 
 # The headers that CuPy compiles with must fit the compiler of the base image, so each version of CUDA has its own.
@@ -114,13 +114,14 @@ def _headers(work: Path) -> str:
 def _compile(work: Path, name: str, sources: list[str]) -> None:
     """Writes NAME.txt; the versions that it has already are kept where they fit."""
     settings = ["--universal", "--generate-hashes", "--fork-strategy", "fewest", "--no-header", "--quiet"]
-    command = [str(_UV), "pip", "compile", *settings, *sources, "--output-file", f"{name}.txt"]
-    done = subprocess.run(command, cwd=work, env={**_settings_of_pip(), **os.environ}, check=False)
+    command = [str(UV), "pip", "compile", *settings, *sources, "--output-file", f"{name}.txt"]
+    done = subprocess.run(command, cwd=work, env=settings_of_pip(), check=False)
     if done.returncode:
         sys.exit(f"uv could not resolve {name}; it needs a network, and its reason is above")
 
 
-def _settings_of_pip() -> dict[str, str]:
+def settings_of_pip() -> dict[str, str]:
+    """Returns the environment of uv: that of this process, with the index and the certificates of pip."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
     names = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE"}
     found = {}
@@ -128,7 +129,7 @@ def _settings_of_pip() -> dict[str, str]:
         key, _, value = line.partition("=")
         if variable := names.get(key.rpartition(".")[2]):
             found[variable] = value.strip("'")
-    return found
+    return {**found, **os.environ}
 
 
 def main() -> None:

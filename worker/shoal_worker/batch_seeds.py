@@ -40,7 +40,7 @@ def epoch_seed(seed: int, epoch: int) -> int:
 def _mixed(*numbers: int) -> int:
     """Returns a seed that the generators of NumPy, CuPy, PyTorch and JAX accept."""
     # O'Neill's mixing, as implemented in NumPy: similar numbers give unrelated seeds.
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) >> 1
 
 
 __all__ = ["BatchSeeds", "epoch_seed"]

@@ -103,7 +103,7 @@ class _JobRun:
     progressed: bool = False  # a server accepted a push; written by the thread that reads reports
     finishing: bool = False  # the trainer was asked to stop after its batch
     over: bool = False  # the coordinator has answered that this assignment has ended
-    final_report: Finish | None = None  # None while the trainer runs
+    end: Finish | Renew | None = None  # what follows the last report; None while the trainer runs
 
 
 class Daemon:
@@ -252,18 +252,16 @@ class Daemon:
             case Finish(error) if run:
                 if not effect.shards_lost:  # otherwise the coordinator knows why, once it has the report
                     _log.info("job finished on this worker", job=run.assigned.job, error=error or None)
-                run.final_report = effect
+                run.end = effect
             case Renew(reason) if run:
-                self._renew(run, reason)
+                run.outbox.add_line(f"{reason}; a new trainer is started on this worker or another one")
+                run.end = effect  # the next incarnation cannot send the reports of this one
 
     def _renew(self, run: _JobRun, reason: str) -> None:
         """Becomes a new incarnation, unless the assignment has ended.
 
         If it has ended, that is why servers refused the trainer, and no new incarnation is needed.
         """
-        run.outbox.add_line(f"{reason}; a new trainer is started on this worker or another one")
-        self._send_reports(run)  # the next incarnation cannot send it
-        self._job_run = None
         if run.over:
             self._log_stopped(run, reason)
             self._membership.heartbeat_now()
@@ -328,22 +326,30 @@ class Daemon:
             )
 
     def _report_to_coordinator(self) -> None:
-        """Sends waiting reports when they are due, and after the last one the end of the job."""
+        """Sends waiting reports when they are due, and after the last one the end of the job.
+
+        The end waits until the coordinator has the reports, because nobody can send them later.
+        """
         run = self._job_run
         if run is None:
             return
-        ended = run.final_report is not None or self._machine.running != run.assigned
+        ended = run.end is not None or self._machine.running != run.assigned
         if not ended and self._membership.pace.report_due_s > 0:
             return
         sent = self._send_reports(run)
-        if run.final_report is None:
-            if self._machine.running != run.assigned:
+        match run.end:
+            case None if self._machine.running != run.assigned:
                 self._job_run = None  # the trainer was told to stop; its outcome is not reported
-            return
-        if not sent:
-            return
+            case Renew(reason) if sent:
+                self._job_run = None
+                self._renew(run, reason)
+            case Finish() as end if sent and self._finish(run, end):
+                self._job_run = None
+                self._membership.heartbeat_now()  # ask for the next assignment at once
+
+    def _finish(self, run: _JobRun, end: Finish) -> bool:
+        """Tells the coordinator that this worker has finished its job. Returns False if it must be told later."""
         try:
-            end = run.final_report
             run.participant.finish(
                 end.error,
                 shards_lost=end.shards_lost,
@@ -353,13 +359,12 @@ class Daemon:
             )
         except (errors.Unreachable, errors.DeadlineExceeded) as error:
             _log.debug("cannot report the end of the job yet; retrying", job=run.assigned.job, reason=error.message)
-            return
+            return False
         except errors.ShoalError as error:  # fenced, or the job is gone
             _log.info("end of the job refused", job=run.assigned.job, reason=error.message)
         if end.shards_lost:
             self._log_stopped(run, end.error)
-        self._job_run = None
-        self._membership.heartbeat_now()  # ask for the next assignment at once
+        return True
 
     def _log_stopped(self, run: _JobRun, error: str) -> None:
         why = why_stopped(run.assigned.job, error, lambda: run.participant.status(retry_for_s=0))
@@ -377,7 +382,7 @@ class Daemon:
                 _log.info("report refused", job=run.assigned.job, reason=error.message)
                 return True
             run.over = run.over or ack is ReportAck.DONE
-            if run.final_report is None and self._machine.running == run.assigned:
+            if run.end is None and self._machine.running == run.assigned:
                 self._handle_ack(run, ack)
         return True
 

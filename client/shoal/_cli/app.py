@@ -8,7 +8,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from shoal._cli import checkpoints, cluster, examples, groups, installation, job_metrics, jobs, roles, submit
+from shoal._cli import (
+    checkpoints,
+    cluster,
+    examples,
+    groups,
+    installation,
+    job_metrics,
+    job_placement,
+    jobs,
+    roles,
+    submit,
+)
 from shoal._cli.access import certs, tokens
 from shoal._cli.help import help_lines
 from shoal._cli.output import EXIT_CODES_HELP
@@ -90,7 +101,15 @@ app.command(name="compile", rich_help_panel="Cluster")(installation.compile_)
 app.command(rich_help_panel="Cluster")(installation.version)
 app.command(rich_help_panel="Jobs")(examples.examples)
 app.command(rich_help_panel="Jobs")(submit.submit)
-for _command in (jobs.jobs, jobs.wait, jobs.logs, job_metrics.metrics, jobs.data, jobs.timings):
+for _command in (
+    jobs.jobs,
+    jobs.wait,
+    jobs.logs,
+    job_metrics.metrics,
+    job_placement.placement,
+    jobs.data,
+    jobs.timings,
+):
     app.command(rich_help_panel="Jobs")(_command)
 app.command(name="set-learning-rate", rich_help_panel="Jobs")(jobs.set_learning_rate)
 for _command in (jobs.cancel, jobs.drop, jobs.pull):

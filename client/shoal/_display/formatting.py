@@ -1,5 +1,6 @@
 """Short texts for metrics, durations and events."""
 
+import time
 from collections.abc import Mapping
 
 from shoal._wire import with_ellipsis
@@ -55,6 +56,11 @@ def format_duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.0f} h"
 
 
+def format_time(when: float) -> str:
+    """Formats a time, in seconds since 1970, as the local time of day: "14:03:22"."""
+    return time.strftime("%H:%M:%S", time.localtime(when))
+
+
 def format_checkpoint(event: CheckpointEnded) -> str:
     """Formats the outcome of a checkpoint in one line."""
     if event.saved is None:
@@ -77,6 +83,7 @@ __all__ = [
     "format_duration",
     "format_evaluation",
     "format_metrics",
+    "format_time",
     "printable",
     "short_reason",
 ]

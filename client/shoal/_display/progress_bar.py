@@ -8,7 +8,14 @@ from rich.table import Column
 from rich.text import Text
 
 from shoal import status
-from shoal._display.formatting import first_line, format_checkpoint, format_duration, format_evaluation, printable
+from shoal._display.formatting import (
+    first_line,
+    format_checkpoint,
+    format_duration,
+    format_evaluation,
+    format_time,
+    printable,
+)
 from shoal._system import check_type
 from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
@@ -17,8 +24,8 @@ from shoal.job import Job
 class ProgressBar:
     """Shows the progress of a job: completed share, rate, time left, loss, and the latest and best evaluation.
 
-    States, checkpoints, evaluations and log lines are printed above the bar, one line each. Without a terminal, only
-    these lines are printed.
+    States, checkpoints, evaluations and log lines are printed above the bar, one line each, with the time of day of
+    each. Without a terminal, only these lines are printed.
 
         with shoal.callbacks.ProgressBar(handle.status().job) as bar:
             handle.wait(callbacks=[bar])
@@ -58,12 +65,12 @@ class ProgressBar:
             case StateChanged():
                 self._enter(event)
             case CheckpointEnded():
-                self._print(self._name + format_checkpoint(event))
+                self._print(event, self._name + format_checkpoint(event))
             case EvaluationEnded():
-                self._print(self._name + format_evaluation(event, self._metric))
+                self._print(event, self._name + format_evaluation(event, self._metric))
                 self._note(event)
             case LogLine():
-                self._print(str(event))
+                self._print(event, str(event))
             case MetricsReported():
                 self._advance(event.progress)
 
@@ -84,7 +91,7 @@ class ProgressBar:
         self._bar.update(self._task, description=entered)
         failed = event.state.finished and event.state is not status.JobState.SUCCEEDED
         why = "" if failed else first_line(event.reason)  # `wait` raises a failure with its reason
-        self._print(entered + (f": {why}" if why else ""))
+        self._print(event, entered + (f": {why}" if why else ""))
         if event.state.finished:
             self.close()
 
@@ -103,8 +110,8 @@ class ProgressBar:
         metrics = " · ".join((loss, self._evaluated, rate) if self._evaluated else (loss, rate, stale))
         self._bar.update(self._task, completed=completed, total=total or None, metrics=metrics, left=now.seconds_left)
 
-    def _print(self, line: str) -> None:
-        self._bar.console.print(Text(printable(line)), soft_wrap=True)
+    def _print(self, event: Event, line: str) -> None:
+        self._bar.console.print(Text(printable(f"{format_time(event.time)} {line}")), soft_wrap=True)
 
 
 class _TimeLeft(TimeRemainingColumn):

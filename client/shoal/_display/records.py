@@ -24,6 +24,7 @@ from shoal.status import (
     JobResult,
     JobStatus,
     MemberStatus,
+    PlacedRows,
     Progress,
     SavedCheckpoint,
     ServerLoad,
@@ -167,6 +168,23 @@ def metrics(job: str, reports: Sequence[MetricsReported], members: Mapping[str, 
         for it in reports
     ]
     return {"name": job, "workers": workers}
+
+
+def placement(job: str, rows: Sequence[PlacedRows]) -> dict[str, Any]:
+    """Returns the record of where a job's variables are. Rows are `[start, stop)`."""
+    placed = [
+        {
+            "variable": it.variable,
+            "start": it.start,
+            "stop": it.stop,
+            "bytes": it.nbytes,
+            "shard": it.shard,
+            "server": it.server,
+            "address": it.address,
+        }
+        for it in rows
+    ]
+    return {"name": job, "rows": placed}
 
 
 def data(job: str, account: DataAccount) -> dict[str, Any]:
@@ -355,6 +373,7 @@ __all__ = [
     "listed_job",
     "member",
     "member_state",
+    "placement",
     "progress",
     "result",
     "server_load",

@@ -16,11 +16,22 @@ def job_gone(job: str, worker: str) -> errors.UnknownJob:
     )
 
 
-def closed(job: str, worker: str) -> errors.Cancelled:
-    """Returns the error of a session that is used after it was closed."""
-    return errors.Cancelled(
-        f"session {worker} of job {job} is closed; open another one with client.session()", job=job, worker=worker
-    )
+def closed(job: str, worker: str, *, of_client: bool = False) -> errors.Cancelled:
+    """Returns the error of a session that is used after it was closed.
+
+    Args:
+        job: name of the job.
+        worker: member id of the session.
+        of_client: whether the session is open, and its client is closed.
+    """
+    what, how = "session", "open another one with client.session()"
+    if of_client:
+        what = "the client of session"
+        how = (
+            "a session cannot be used without its client, and counts as lost after the heartbeat timeout. Close the "
+            "client after its sessions; to continue, open a client and a session"
+        )
+    return errors.Cancelled(f"{what} {worker} of job {job} is closed; {how}", job=job, worker=worker)
 
 
 def declared_lost(job: str, worker: str) -> errors.Fenced:

@@ -1,6 +1,6 @@
 """Conversion of what users pass to a session: to arrays by variable name, numbers and reports."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -107,6 +107,17 @@ class Inputs:
                 f"gradients must be a mapping by name, or pairs of name and array, not a {type(gradients).__name__}"
             )
         return iter(gradients)
+
+    def generated(
+        self, gradients: Iterable[tuple[str, Any]], timed: Callable[[Iterator[Any]], Iterator[Any]]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields pairs of name and array, as `pairs` and `pair` give them, when they are asked for.
+
+        Args:
+            gradients: the user's iterable.
+            timed: yields the items of an iterator of the user, and records the time that it takes.
+        """
+        yield from map(self.pair, timed(self.pairs(gradients)))
 
     def pair(self, pair: tuple[str, Any]) -> tuple[str, np.ndarray]:
         """Returns a pair of name and array.

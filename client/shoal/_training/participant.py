@@ -206,12 +206,16 @@ class Participant:
         reply = self._coordinator.call(self._jobs.ReportEvaluation, request)
         return EvaluationAck(reply.wait, reply.stop)
 
-    def report(self, report: Report, pace: HeartbeatPace | None = None) -> ReportAck:
-        """Sends a report, without retries.
+    def report(
+        self, report: Report, pace: HeartbeatPace | None = None, *, retry_for_s: float | None = 0.0
+    ) -> ReportAck:
+        """Sends a report.
 
         Args:
             report: the report.
             pace: the pace of the member's heartbeats. The report counts as one. None if the member sends no heartbeats.
+            retry_for_s: seconds of retries while the coordinator does not answer; None means the default of other
+                calls.
 
         Returns:
             The coordinator's answer.
@@ -238,7 +242,9 @@ class Participant:
         sent_at = pace.now
         pace.reporting()
         with _tracing.root("report", job=self.job, worker=self.worker):
-            reply = self._coordinator.call(self._jobs.Report, request, timeout_s=_REPORT_TIMEOUT_S, retry_for_s=0)
+            reply = self._coordinator.call(
+                self._jobs.Report, request, timeout_s=_REPORT_TIMEOUT_S, retry_for_s=retry_for_s
+            )
         pace.answered(sent_at, reply.heartbeat_interval_s)
         self._reported = totals
         if reply.done:

@@ -25,6 +25,7 @@ from shoal._wire.layout import (
     ShardPlacement,
     Slice,
     row_elements,
+    rows_of,
     storage_dtype,
     wire_dtype,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "number",
     "read_start",
     "row_elements",
+    "rows_of",
     "shortened",
     "storage_dtype",
     "wire_dtype",

@@ -26,6 +26,7 @@ import structlog
 from shoal import _tracing, errors
 from shoal._checkpoint import Catalogue, CheckpointStorage, no_storage_message
 from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, shard_effects, worker_effects
+from shoal_coordinator.effects.failures import AWAY, failure_of
 from shoal_coordinator.effects.parallel_calls import ServerSilent
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.effects.server_channels import CredentialsFor, ServerChannels, no_credentials
@@ -80,12 +81,6 @@ _SLOW = (ScanCheckpoints, CommitCheckpoint)
 _MAX_QUEUED = 100_000
 # The number of checkpoints that are traced at the same time.
 _OPEN_CHECKPOINTS = 64
-
-# The errors of an effect after which its job restarts. A server that returns one of `SHARDS_LOST` is alive but lacks
-# the job's shards; the job restarts after any effect. The other two errors mean that the server cannot be reached, or
-# that its heartbeat timeout has expired (`Cancelled`). The job then restarts only if it cannot continue without the
-# effect. It can continue without a checkpoint.
-_AWAY = (*errors.SHARDS_LOST, errors.Unreachable, errors.Cancelled)
 
 EffectReport = events.EffectOutcome | events.WorkerFenced
 _Result = events.EffectOutcome | Exception
@@ -274,7 +269,9 @@ class EffectRunner:
     def _failure(self, effect: Effect, error: Exception) -> events.EffectOutcome:
         """Returns the outcome of an effect that has failed."""
         text = error.message if isinstance(error, errors.ShoalError) else f"{type(error).__name__}: {error}"
-        _log.warning("effect failed", effect=type(effect).__name__, job=effect.job.name, reason=text)
+        failure = failure_of(effect, error)
+        where = {"servers": failure.servers} if failure.servers else {}
+        _log.warning(failure.what, job=effect.job.name, **where, reason=text, advice=failure.advice)
         match effect:
             case DropShards():
                 return events.EffectDone(effect=effect.number)
@@ -283,8 +280,8 @@ class EffectRunner:
                 return events.CheckpointFailed(effect.job, text, shards_lost, effect=effect.number)
             case CreateShards() if isinstance(error, errors.StorageFailed):
                 return events.RestoreDeferred(effect.job, text, effect=effect.number)
-        shards_lost = isinstance(error, _AWAY)
-        return events.EffectFailed(effect.job, f"{_doing(effect)}: {text}", shards_lost, effect=effect.number)
+        lost = isinstance(error, AWAY)
+        return events.EffectFailed(effect.job, f"{failure.what}: {text}", lost, effect=effect.number)
 
     def _traced(self, effect: Effect, kind: str) -> _tracing.Span:
         """Returns a span of this effect. Effects of one checkpoint share a trace; any other effect begins its own."""
@@ -377,15 +374,3 @@ def _checkpoint_of(effect: Effect) -> str:
         case CommitCheckpoint():
             return f"{effect.job.name}/{effect.cut.number}"
     return ""
-
-
-def _doing(effect: CreateShards | AdmitWorker | RemoveWorker | SetLearningRate) -> str:
-    match effect:
-        case SetLearningRate():
-            return "its learning rate could not be set"
-        case CreateShards():
-            return "its shards could not be created"
-        case AdmitWorker():
-            return f"worker {effect.worker} could not be admitted"
-        case RemoveWorker():
-            return f"worker {effect.worker} could not be removed"

@@ -25,6 +25,7 @@ from shoal_server.process import Server, ServerConfig
 from shoal_server.shards.lock_group import LockGroup
 from shoal_server.shards.machine.events import Admission
 from shoal_server.shards.machine.norm_exchange import NormOutbox
+from shoal_server.shards.reader_memory import ReaderMemory
 from shoal_server.shards.shard import JobShardConfig
 from shoal_server.shards.store import ShardStore
 
@@ -41,10 +42,11 @@ class RecordedGroup(LockGroup):
         on_apply: Callable[[float], None],
         memory: BufferPool,
         norms: NormOutbox | None = None,
+        readers: ReaderMemory | None = None,
     ) -> None:
         self._admissions = deque[Admission](maxlen=16_384)
         self._recording = threading.Lock()  # guards _admissions
-        super().__init__(config, layouts, on_apply, memory, self._record, norms)
+        super().__init__(config, layouts, on_apply, memory, self._record, norms, readers)
 
     @property
     def admissions(self) -> list[Admission]:

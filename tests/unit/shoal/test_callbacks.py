@@ -4,6 +4,7 @@ import io
 import re
 import struct
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -204,7 +205,14 @@ class TestProgressBar:
             LogLine(7, 15.0, "worker-0", "hello [b]"),
             StateChanged(8, 15.0, JobState.FAILED, "no\nTrace"),
         ]
-        assert self.shown(None, events, terminal=False).splitlines() == [
+        times = [
+            time.strftime("%H:%M:%S", time.localtime(event.time))
+            for event in events
+            if not isinstance(event, MetricsReported)
+        ]
+        lines = self.shown(None, events, terminal=False).splitlines()
+        assert [line[:8] for line in lines] == times
+        assert [line[9:] for line in lines] == [
             "running",
             "evaluation 1: step 6, loss 0.25, the best so far",
             "checkpoint 1: step 7, 4,096 bytes in 0.5 s",

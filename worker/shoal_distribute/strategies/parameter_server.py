@@ -24,7 +24,13 @@ from shoal_distribute.script_end import failure_at_exit
 from shoal_distribute.strategies.base import Strategy
 from shoal_distribute.strategies.hybrid_group import HybridGroup, open_hybrid_group
 from shoal_distribute.strategies.process_join import join_processes
-from shoal_distribute.strategies.server_tasks import TrainingTask, enter_task, resolver_of_cluster, script_name
+from shoal_distribute.strategies.server_tasks import (
+    TrainingTask,
+    check_schedulable,
+    enter_task,
+    resolver_of_cluster,
+    script_name,
+)
 from shoal_distribute.strategies.server_variable import ServerVariable
 from shoal_distribute.strategies.step_metrics import StepMetrics
 from shoal_distribute.values import DistributedVariable
@@ -53,14 +59,12 @@ class ParameterServerStrategy(Strategy):
 
     Training begins with the first `run` after an optimizer was made in the scope: then a session opens, and the
     variables are placed on the servers. All processes get the values of the first one.
-
     With `Synchronous`, the gradients of all workers are added, as those of replicas are, and applied once; then
     `num_replicas_in_sync` counts the replicas of all workers, which must have the same number of devices.
 
-    With `group_size=2`, every two workers are a group: they add up their gradients among themselves, and the first one
-    pulls and pushes for both. Then all workers of a group must make the same variables, and call `run`, `reduce` and
-    `gather`, and read variables, the same number of times. If a worker dies, the others of its group get `RankLost`
-    with its number, and the other groups go on.
+    With `group_size=2`, every two workers add up their gradients, and the first one pulls and pushes for both. They
+    must make the same variables, and the same calls of `run`, `reduce` and `gather` and reads of variables. If a worker
+    dies, the others of its group get `RankLost` with its number, and the other groups go on.
 
     Args:
         cluster_resolver: describes the tasks that form a cluster. None means those of `TF_CONFIG`, unless a client is
@@ -198,17 +202,7 @@ class ParameterServerStrategy(Strategy):
             BadRequest: the consistency is not `Asynchronous`, the workers are in groups, or no resolver lists them.
             WrongContext: the strategy has a `ClusterCoordinator` already.
         """
-        if not isinstance(self._consistency, Asynchronous):
-            raise errors.BadRequest(
-                f"the consistency is {type(self._consistency).__name__}, but a ClusterCoordinator gives the workers "
-                "different numbers of steps, which only Asynchronous allows; leave out consistency, or let each worker "
-                "run the loop itself, without a ClusterCoordinator"
-            )
-        if self._group:
-            raise errors.BadRequest(
-                "a ClusterCoordinator gives each worker calls of its own, but the workers of a hybrid group take each "
-                "step together; leave out group_size and group"
-            )
+        check_schedulable(self._consistency, grouped=self._group is not None)
         if self._task is None and self._workers > 1:
             raise errors.BadRequest(
                 f"the strategy has {self._workers} workers, but nothing says where they are; set TF_CONFIG in each "

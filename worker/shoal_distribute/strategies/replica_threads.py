@@ -8,6 +8,7 @@ from shoal import _tracing, errors
 from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.rendezvous import Rendezvous
 from shoal_distribute.replica_context import ReplicaContext, Replicated, entered_strategies, running
+from shoal_distribute.strategies.core_shares import CoreShares
 
 # The arguments of one replica: by position, and by name.
 ReplicaCall = tuple[tuple[Any, ...], dict[str, Any]]
@@ -30,6 +31,7 @@ class ReplicaThreads:
         ]
         if not several:
             devices[0].activate()
+        self._shares = CoreShares(max(1, sum(not it.is_gpu for it in devices)))
 
     def run(self, strategy: Replicated, fn: Callable[..., Any], calls: Sequence[ReplicaCall]) -> list[Any]:
         """Calls a function with each replica's arguments, at the same time.
@@ -46,6 +48,10 @@ class ReplicaThreads:
             args, kwargs = calls[0]
             with running(ReplicaContext(strategy, 0, self._devices[0], None)):
                 return [fn(*args, **kwargs)]
+        with self._shares.limited():
+            return self._run_all(strategy, fn, calls)
+
+    def _run_all(self, strategy: Replicated, fn: Callable[..., Any], calls: Sequence[ReplicaCall]) -> list[Any]:
         rendezvous = Rendezvous(len(calls))
         run = _tracing.in_current_context(_run_replica)
         futures = [

@@ -16,6 +16,7 @@ import shoal
 from shoal import errors
 from shoal._role import ForkServer, RoleProcess
 from shoal._system.waits import wait_notice
+from shoal.consistency import Asynchronous, Consistency
 from shoal_distribute.resolver import ClusterResolver, ClusterSpec, TFConfigClusterResolver
 
 _START_S, _STOP_S = 60.0, 10.0
@@ -130,4 +131,27 @@ def script_name(path: str) -> str:
     return stem.strip("-0123456789")[:_NAME_LENGTH].rstrip("-") or "strategy"
 
 
-__all__ = ["TrainingTask", "enter_task", "resolver_of_cluster", "script_name"]
+def check_schedulable(consistency: Consistency, *, grouped: bool) -> None:
+    """Checks that a `ClusterCoordinator` can give the steps of a strategy to its workers.
+
+    Args:
+        consistency: the job's consistency.
+        grouped: whether the workers are in hybrid groups.
+
+    Raises:
+        BadRequest: it cannot.
+    """
+    if not isinstance(consistency, Asynchronous):
+        raise errors.BadRequest(
+            f"the consistency is {type(consistency).__name__}, but a ClusterCoordinator gives the workers different "
+            "numbers of steps, which only Asynchronous allows; leave out consistency, or let each worker run the loop "
+            "itself, without a ClusterCoordinator"
+        )
+    if grouped:
+        raise errors.BadRequest(
+            "a ClusterCoordinator gives each worker calls of its own, but the workers of a hybrid group take each step "
+            "together; leave out group_size and group"
+        )
+
+
+__all__ = ["TrainingTask", "check_schedulable", "enter_task", "resolver_of_cluster", "script_name"]

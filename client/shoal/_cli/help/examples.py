@@ -31,6 +31,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "shoal wait": ["shoal wait night --follow", "shoal wait night --timeout 600"],
     "shoal logs": ["shoal logs night", "shoal logs night --follow"],
     "shoal metrics": ["shoal metrics night", "shoal metrics night --json"],
+    "shoal placement": ["shoal placement night", "shoal placement night --json"],
     "shoal data": ["shoal data night"],
     "shoal timings": ["shoal timings night", "shoal timings train --group"],
     "shoal set-learning-rate": ["shoal set-learning-rate night 0.0001"],

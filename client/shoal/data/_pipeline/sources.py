@@ -35,7 +35,7 @@ class Samples(DataPipeline):
         return other
 
     def _elements(self) -> Iterator[Element]:
-        seed = int(np.random.SeedSequence([self._seed, next(self._iterations)]).generate_state(1, np.uint64)[0] >> 1)
+        seed = int(np.random.SeedSequence([self._seed, next(self._iterations)]).generate_state(1, np.uint64)[0]) >> 1
         if isinstance(getattr(self.dataset, "blocks", None), Blocks):
             yield from self._in_blocks(seed)
             return

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from shoal._cli import options, output
 from shoal._cli.app import app
 from shoal._cli.job_watch import follow, summary
 from shoal._cli.output import Output
+from shoal._wire.layout import Placement
 from shoal.optim import Optimizer
 from shoal.status import Evaluation, JobResult, StepTiming, Timings
 from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from shoal_coordinator.api.codecs import timings_message
+from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from support.clusters.fake_coordinator import FakeCoordinator
 from support.clusters.shard_servers import ShardServers
 
@@ -63,6 +66,13 @@ _MEMBERS: list[tuple[str, int, job_pb2.JobMember.State.ValueType]] = [
 
 def records(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
+
+
+def without_times(text: str) -> list[str]:
+    """Returns the lines that `--follow` shows, and checks that each begins with its local time of day."""
+    times = {time.strftime("%H:%M:%S ", time.localtime(of_event)) for of_event in range(10, 20)}
+    assert {line[:9] for line in text.splitlines()} <= times
+    return [line[9:] for line in text.splitlines()]
 
 
 class TestSubmit:
@@ -230,7 +240,7 @@ class TestSubmit:
     def test_follows_to_the_end(self, follow_mine: Callable[..., Result]) -> None:
         result = follow_mine("SUCCEEDED")
         assert result.exit_code == 0, result.output
-        assert result.stderr.splitlines() == [
+        assert without_times(result.stderr) == [
             "mine pending: waiting for workers: 0 of 1",
             "worker-0: hello :x: [b]",
             "mine succeeded",
@@ -517,6 +527,30 @@ class TestJobs:
         ]
         assert run("metrics", "nobody").exit_code == 4
 
+    def test_show_on_which_servers_their_variables_are(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str
+    ) -> None:
+        assert run("placement", job).exit_code == 5
+        table = shoal.Variable((1000, 4), partitioner=shoal.partitioners.FixedShards(3))
+        variables = {"table": table, "b": shoal.Variable((), "float64")}
+        layouts = plan_shards(variables, 3, np.dtype(np.float16))
+        servers = [Candidate(f"server-{index}", f"h:{index + 1}", 0) for index in range(2)]
+        coordinator.placement = Placement(job, 1, variables, assign_shards(layouts, servers)).to_proto()
+        title, _, *rows = run("placement", job).stdout.splitlines()
+        assert title == "digits: 2 variables on 2 servers"
+        assert [row.split() for row in rows] == [
+            ["table", "[0,", "334)", "5,344", "0", "server-0", "h:1"],
+            ["table", "[334,", "667)", "5,328", "1", "server-1", "h:2"],
+            ["table", "[667,", "1,000)", "5,328", "2", "server-0", "h:1"],
+            ["b", "all", "8", "1", "server-1", "h:2"],
+            ["server-0:", "10,672", "bytes"],
+            ["server-1:", "5,336", "bytes"],
+        ]
+        (record,) = records(run("placement", job, "--json").stdout)
+        last = {"variable": "b", "start": 0, "stop": 1, "bytes": 8, "shard": 1, "server": "server-1", "address": "h:2"}
+        assert (record["name"], record["rows"][-1]) == (job, last)
+        assert run("placement", "nobody").exit_code == 4
+
     def test_say_that_their_loss_and_their_metrics_are_means(self, run: Callable[..., Result]) -> None:
         assert '"loss" is the mean over the steps of one worker' in " ".join(run("jobs", "--help").stdout.split())
         assert '"wait_share"' in run("metrics", "--help").stdout
@@ -605,7 +639,7 @@ class TestJobs:
         coordinator.enter("tested", "SUCCEEDED", "top1 is no better than 0.625 in 1 evaluation")
         with shoal.Client(coordinator.address) as client, Output(False) as out:
             ended = follow(client.job("tested"), out)
-        assert capsys.readouterr().err.splitlines() == [
+        assert without_times(capsys.readouterr().err) == [
             "tested evaluation 1: step 20, top1 0.625, loss 1.5, the best so far",
             "tested evaluation 2: step 40, top1 0.5, auc 0.75, loss 1.25",
             "tested succeeded: top1 is no better than 0.625 in 1 evaluation",
@@ -940,6 +974,7 @@ class TestTheCommand:
             "wait",
             "logs",
             "metrics",
+            "placement",
             "data",
             "timings",
             "cancel",

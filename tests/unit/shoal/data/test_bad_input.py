@@ -163,7 +163,8 @@ def test_nulls_without_a_fill_are_refused(folder: Path) -> None:
     with refused(r"a\.parquet, row group 0: column 'x' has 1 nulls among 3 values.*give fill=\{'x': \.\.\.\}"):
         Parquet(folder).batch(np.array([0]))
     parquet(folder / "a.parquet", {"l": pa.array([[1, 2], None], pa.list_(pa.int64(), 2))})
-    with refused("column 'l' has 1 nulls among 2 values"):
+    # pyarrow before 26 cannot read a list of fixed length that is null.
+    with refused("column 'l' has 1 nulls among 2 values|Expected all lists to be of size=2"):
         Parquet(folder, fill={"l": 0}).batch(np.array([0]))
 
 

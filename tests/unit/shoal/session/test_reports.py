@@ -20,7 +20,7 @@ class BusySession:
         self.sent: list[Report] = []
         self.reports: Reports | None = None
 
-    def report(self, report: Report, _pace: HeartbeatPace) -> ReportAck:
+    def report(self, report: Report, _pace: HeartbeatPace, *, retry_for_s: float | None) -> ReportAck:
         assert self.reports
         assert len(self.sent) < 10, "the reports do not end"
         self.sent.append(report)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from shoal import errors, optim
 from shoal._checkpoint.local_storage import LocalStorage
@@ -14,12 +15,15 @@ from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, shard_effects, worker_effects
 from shoal_coordinator.effects.effect_runner import EffectReport, EffectRunner
+from shoal_coordinator.effects.failures import failure_of
 from shoal_coordinator.effects.storage_reads import StorageReads
 from shoal_coordinator.messages import (
     AdmitWorker,
     CheckpointsScanned,
     CommitCheckpoint,
+    CreateShards,
     CutTaken,
+    DropShards,
     Effect,
     HoldResult,
     JobRef,
@@ -101,9 +105,12 @@ def admits(job: JobRef, number: int) -> AdmitWorker:
     return AdmitWorker(job, "w0", 1, 0, 3, servers=(), number=number)
 
 
+PLACEMENT, SPEC = Placement("a", 1, {}, ()), Job("m:f", name="a")
+
+
 def writes(number: int) -> CommitCheckpoint:
     cut = CutTaken(A, 1, 0, 0, 0.0, None, state_pb2.ProgressRecord())
-    return CommitCheckpoint(A, Placement("a", 1, {}, ()), Job("m:f", name="a"), cut, number=number)
+    return CommitCheckpoint(A, PLACEMENT, SPEC, cut, number=number)
 
 
 def test_a_storage_that_hangs_does_not_delay_training(runner: EffectRunner, machine: FakeHost, folder: Hanging) -> None:
@@ -179,6 +186,50 @@ def test_after_which_failures_of_a_checkpoint_the_shards_are_lost(
     monkeypatch.setattr(checkpoint_commit, "commit", fail)
     runner.submit([writes(4)])
     assert machine.next() == CheckpointFailed(A, error.message, shards_lost, effect=4)
+
+
+def test_the_log_says_what_failed_where_and_what_to_do(
+    runner: EffectRunner, machine: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def admit(*_: object) -> None:
+        raise errors.Unreachable("server-1 at h:1 did not answer")
+
+    monkeypatch.setattr(worker_effects, "admit", admit)
+    with capture_logs() as logged:
+        runner.submit([AdmitWorker(A, "w0", 1, 0, 3, servers=(ServerRef("server-1", "h:1"),), number=1)])
+        machine.next()
+    (warned,) = [it for it in logged if it["log_level"] == "warning"]
+    assert warned == {
+        "event": "worker w0 could not be admitted",
+        "log_level": "warning",
+        "job": "a",
+        "servers": ("server-1",),
+        "reason": "server-1 at h:1 did not answer",
+        "advice": "the job restarts if it needs this; see `shoal status` for lost servers, and start them again",
+    }
+
+
+def test_each_failed_effect_names_what_failed_and_what_to_do() -> None:
+    server = (ServerRef("server-1", "h:1"),)
+    cases: list[tuple[Effect, Exception, str, str]] = [
+        (DropShards(A, server), errors.Unreachable("away"), "shards could not be dropped", "restart the server"),
+        (ScanCheckpoints(A), errors.StorageFailed("full"), "could not be listed", "check the checkpoint storage"),
+        (TakeCut(A, 1, server, 7), errors.Unreachable("away"), "the cut of checkpoint 7", "training continues"),
+        (
+            writes(1),
+            errors.StorageFailed("full"),
+            "checkpoint 1 could not be completed",
+            "check the checkpoint storage",
+        ),
+        (CreateShards(A, PLACEMENT, SPEC), errors.StorageFailed("no"), "be created", "this is tried again"),
+        (CreateShards(A, PLACEMENT, SPEC), errors.Overloaded("full"), "be created", "the job fails"),
+        (RemoveWorker(A, "w0", 1, server), ValueError("no"), "worker w0 could not be removed", "the job fails"),
+        (SetLearningRate(A, optim.ConstantLR(1.0), server), errors.Unreachable("no"), "learning rate", "restarts if"),
+    ]
+    for effect, error, what, advice in cases:
+        failure = failure_of(effect, error)
+        assert what in failure.what
+        assert advice in failure.advice
 
 
 @pytest.mark.parametrize(

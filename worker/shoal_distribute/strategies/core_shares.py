@@ -1,0 +1,41 @@
+"""The cores of the CPU, divided among replicas that compute at the same time."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from threadpoolctl import ThreadpoolController
+
+
+class CoreShares:
+    """Limits the threads of linear algebra to the share of one replica, while the replicas run.
+
+    Each replica calls libraries such as OpenBLAS, which start a thread for each core. Without a limit, the threads of
+    all replicas take the cores from each other. The limit holds for the whole process.
+
+    Args:
+        replicas: number of replicas that compute on the CPU, 1 or more.
+        cores: number of usable cores; None means those that this process may use.
+    """
+
+    def __init__(self, replicas: int, cores: int | None = None) -> None:
+        cores = len(os.sched_getaffinity(0)) if cores is None else cores
+        share = max(1, cores // replicas)
+        libraries = ThreadpoolController().lib_controllers if replicas > 1 else []
+        # A smaller number that the user has set, such as by OPENBLAS_NUM_THREADS, stays.
+        self._before = [(it, it.num_threads) for it in libraries if it.num_threads and it.num_threads > share]
+        self._share = share
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        """Limits the threads during the block."""
+        try:
+            for library, _ in self._before:
+                library.set_num_threads(self._share)
+            yield
+        finally:
+            for library, before in self._before:
+                library.set_num_threads(before)
+
+
+__all__ = ["CoreShares"]
