@@ -281,9 +281,7 @@ def test_a_report_of_a_step_that_no_worker_can_have_reached_is_refused(rig: Rig,
         rig.crash()
     before = rig.status("a").progress.steps
     for name in ("step", "accepted", "rejected", "dropped"):
-        with pytest.raises(
-            errors.BadRequest, match=f"w0 reports step {FAR} of job a.*the limit is now .*MAX_LEAD"
-        ):
+        with pytest.raises(errors.BadRequest, match=f"w0 reports step {FAR} of job a.*the limit is now .*MAX_LEAD"):
             rig.report("a", "w0", **{name: FAR})
     with pytest.raises(errors.BadRequest, match="MAX_LEAD"):
         rig.report("a", "w0", timings=(StepTiming(3, 0.0), StepTiming(FAR, 0.0)))
