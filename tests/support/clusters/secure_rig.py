@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 import shoal
+from shoal import errors
 from shoal._security import PERMISSIONS, AccessRole, Principal
 from shoal._security.tokens import TokenSigner
 from shoal.session import Session
@@ -59,11 +60,13 @@ def secure_rig(**options: Any) -> Iterator[SecureRig]:
         try:
             access = coordinator.access
             assert access is not None
-            with (
-                shoal.Client(coordinator.address) as client,
-                client.session("job", variables={"w": np.zeros(3)}) as session,
-            ):
-                yield SecureRig(coordinator, server, access, access.signer, client, session)
+            with shoal.Client(coordinator.address) as client:
+                session = client.session("job", variables={"w": np.zeros(3)})
+                try:
+                    yield SecureRig(coordinator, server, access, access.signer, client, session)
+                finally:
+                    with suppress(errors.Cancelled):  # tests cancel its job
+                        session.close()
         finally:
             server.stop()
     finally:
