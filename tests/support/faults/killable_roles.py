@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc, consistency, errors, optim
 from shoal._role.lifecycle import configure_logging
 from shoal._training.parameters import ParameterClient
-from shoal._transport import SHM, TokenSecurity, lane_transport, server_connection, shared_memory
+from shoal._transport import TokenSecurity, lane_transport, server_connection, shared_memory
 from shoal._transport import lane as _lane
 from shoal._transport import lane_socket as _lane_socket
 from shoal._transport import segment as _segment
@@ -333,7 +333,7 @@ def reduce(
 ) -> None:
     doom = (dooms or {}).get(str(rank))
     end = Doom(doom, _RANK_CODE) if doom else None
-    of_host = SHM / str(hosts[rank] if hosts else 0)
+    of_host = Path(sys.argv[2], str(hosts[rank] if hosts else 0))  # in the folder that `main` has got
     of_host.mkdir(exist_ok=True)
     options: dict[str, Any] = {"share": share, "directory": of_host, "silent_s": silent_s}
     security = TokenSecurity(b"of this test")
