@@ -130,6 +130,7 @@ class LaneHandler:
     def __init__(self, lane: Connection, service: DataService, transport: str = "lane") -> None:
         self._transport = transport
         self._lane, self._service, self._metrics = lane, service, service.metrics
+        self._reader = ValueReader(lane.peer.rpartition(":")[0], lane.close)
         self._segment: Segment | None = None
         self._region_bytes = self._regions = 0
         self._poll = select.poll()
@@ -217,8 +218,7 @@ class LaneHandler:
         """Sends the values of a pull; returns the seconds that it waited for its consistency mode."""
         waited_s = 0.0
         region = None if request.headers_only or not request.region else self._region(request.region)
-        reader = ValueReader(self._lane.peer.rpartition(":")[0], self._lane.close)
-        pull = self._service.pull(request, self._wake, span, reader)
+        pull = self._service.pull(request, self._wake, span, self._reader)
         if region is not None and pull.shards.layout.region_bytes > region.size:
             raise errors.BadRequest(
                 f"a pull of {pull.shards.layout.region_bytes} bytes does not fit into a region of {region.size} bytes"

@@ -1,7 +1,6 @@
 """Data service: the data-plane calls on one server's shards, independent of the transport."""
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from functools import partial
 
 from shoal import _rpc, _tracing, errors
@@ -63,7 +62,7 @@ class DataService:
         group, caller = self.store.group(request.stamp.job, request.stamp.generation), _rpc.caller()
         check = partial(self._authorizer.check_valid, caller) if caller else bool
         if reader and caller:
-            reader = replace(reader, caller=caller.token)
+            reader.caller = caller.token
         return PendingPull(group, group.select(request.shards), wake, span, check, self._waiting, reader)
 
     def end_refused(self) -> None:

@@ -271,8 +271,10 @@ class LockGroup(GroupShell):
             with self._lock:
                 self._check_open()
                 version, stored = self._state.version, self._stored
-                nbytes = sum(stored.slabs[index].values.nbytes for index in shards.stored)
-                hold = self._readers.take(stored.values_id, nbytes, stored.value_bytes, reader)
+                hold = None
+                if self._readers.counts(stored.value_bytes):
+                    nbytes = sum(stored.slabs[index].values.nbytes for index in shards.stored)
+                    hold = self._readers.take(stored.values_id, nbytes, stored.value_bytes, reader)
                 snapshots = {index: stored.slabs[index].latest(version) for index in shards.stored}
                 return Reading(version, shards, snapshots, self._counting, self._readers, hold)
         except errors.Overloaded:

@@ -21,9 +21,12 @@ _log = structlog.get_logger(__name__)
 FAIR_S, FAIR_BYTES_A_S = 5.0, 64_000_000
 # Seconds until a reader that was told to end is disconnected, because it does not read the error either.
 PATIENCE_S = 1.0
+# Values of which so many versions are within the limit are not counted. A server has connections for far fewer readers,
+# so they would use little, and the count would take a noticeable part of the time of a small pull.
+UNCOUNTED_VERSIONS = 1 << 14
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ValueReader:
     """Who reads values.
 
@@ -120,6 +123,14 @@ class ReaderMemory:
     def nbytes(self) -> int:
         """Bytes that readers use now."""
         return self._of_all.total
+
+    def counts(self, whole: int) -> bool:
+        """Returns whether the readers of values are counted.
+
+        Args:
+            whole: bytes of all values of the group.
+        """
+        return self._most is not None and whole * UNCOUNTED_VERSIONS > self._most
 
     def take(self, version: object, nbytes: int, whole: int, reader: ValueReader) -> ReaderHold:
         """Counts the use of values until `release`. A version that is read already costs nothing more.

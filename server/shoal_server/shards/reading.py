@@ -1,7 +1,7 @@
 """Reading: one reader's use of the values of some shards, for as long as they are being sent."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class Reading:
         snapshots: snapshots of their slabs, by the slab's index in the group. The caller holds the group's lock.
         counting: the lock that guards their counts.
         memory: counts the bytes that readers use.
-        hold: this reader's part of them, which ends with the reading.
+        hold: this reader's part of them, which ends with the reading; None if it is not counted.
 
     Attributes:
         version: as given.
@@ -36,10 +36,11 @@ class Reading:
         snapshots: Mapping[int, Snapshot],
         counting: threading.Lock,
         memory: ReaderMemory,
-        hold: ReaderHold,
+        hold: ReaderHold | None,
     ) -> None:
         self.version, self._shards, self._snapshots, self._counting = version, shards, snapshots, counting
-        self._memory, self._hold, self.check = memory, hold, hold.check
+        self._memory, self._hold = memory, hold
+        self.check: Callable[[], object] = hold.check if hold else bool
         self._count(1)
 
     @property
@@ -67,7 +68,8 @@ class Reading:
 
     def __exit__(self, *_: object) -> None:
         self._count(-1)
-        self._memory.release(self._hold)
+        if self._hold:
+            self._memory.release(self._hold)
 
     def _count(self, change: int) -> None:
         with self._counting:

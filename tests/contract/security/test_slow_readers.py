@@ -83,7 +83,8 @@ def test_readers_that_stop_keep_few_old_versions(
 def test_a_pull_by_grpc_that_is_read_slowly_has_one_deadline_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message that is read is progress, so no single wait is long. `Lane.stream` has such a deadline, too."""
     monkeypatch.setattr(grpc_endpoint, "transfer_s", lambda _: 0.1)
-    with ShardServers({"w": Variable((4 * ELEMENTS,))}, shards=1, transport="grpc") as servers:
+    variables = {"w": Variable((4 * ELEMENTS,))}
+    with ShardServers(variables, shards=1, transport="grpc", max_reader_bytes=64 * BYTES) as servers:
         call = servers.stubs[0].Pull(REQUEST)
         next(call)
         used = servers.stores[0].readers
