@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal import errors
 from shoal.program import Array
-from shoal_distribute.collectives import ReduceOp, nccl_type
+from shoal_distribute.collectives import ReduceOp, start_sums
 from shoal_distribute.devices import LogicalDevice, logical_device
 from shoal_distribute.replica_context import ReplicaContext
 
@@ -145,16 +145,10 @@ class NcclAllReduce(CrossDeviceOps):
             identity = _shared(replica, made)[0]
             count = replica.strategy.local_replicas
             self._made.communicator = nccl.NcclCommunicator(count, identity, replica.local_replica)
-        stream, results = replica.xp.cuda.get_current_stream().ptr, []
-        nccl.groupStart()
-        for array in arrays:
-            source, out = replica.xp.ascontiguousarray(array), replica.xp.empty(array.shape, array.dtype)
-            self._made.communicator.allReduce(
-                source.data.ptr, out.data.ptr, out.size, nccl_type(nccl, out.dtype), nccl.NCCL_SUM, stream
-            )
-            results.append(out)
-        nccl.groupEnd()
-        return [_finished(op, it, replica.strategy.local_replicas) for it in results]
+        xp = replica.xp
+        pairs = [(xp.ascontiguousarray(it), xp.empty(it.shape, it.dtype)) for it in arrays]
+        start_sums(nccl, self._made.communicator, pairs, xp.cuda.get_current_stream().ptr)
+        return [_finished(op, it, replica.strategy.local_replicas) for _, it in pairs]
 
 
 def default_cross_device_ops(devices: Sequence[LogicalDevice]) -> CrossDeviceOps:

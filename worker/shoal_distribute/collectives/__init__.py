@@ -11,7 +11,7 @@ from shoal.status import GroupTimings, RankTimes, StragglerRank
 from shoal_distribute.collectives.buckets import Buckets
 from shoal_distribute.collectives.calls import ReduceOp
 from shoal_distribute.collectives.group import Group
-from shoal_distribute.collectives.nccl import NcclSums, nccl_type, open_nccl
+from shoal_distribute.collectives.nccl import NcclSums, open_nccl, start_sums
 from shoal_distribute.collectives.options import BUCKET_BYTES, CommunicationImplementation, CommunicationOptions
 
 __all__ = [
@@ -25,6 +25,6 @@ __all__ = [
     "RankTimes",
     "ReduceOp",
     "StragglerRank",
-    "nccl_type",
     "open_nccl",
+    "start_sums",
 ]

@@ -174,11 +174,8 @@ class NcclSums:
         computed.record(cuda.get_current_stream())
         self._stream.wait_event(computed)
         try:
-            nccl.groupStart()
-            for name, array in self._waiting.items():
-                where, kind = self._sums[name].data.ptr, nccl_type(nccl, array.dtype)
-                self._communicator.allReduce(array.data.ptr, where, array.size, kind, nccl.NCCL_SUM, self._stream.ptr)
-            nccl.groupEnd()
+            pairs = [(array, self._sums[name]) for name, array in self._waiting.items()]
+            start_sums(nccl, self._communicator, pairs, self._stream.ptr)
         except nccl.NcclError as error:
             raise _failed(self._group, error) from error
         self._waiting.clear()
@@ -236,6 +233,25 @@ def open_nccl(group: Group, options: CommunicationOptions, cupy: _Cupy, device: 
             _log.info("gradients travel through host memory", reason=obstacle)
         return None
     return NcclSums(group, cupy, _communicator(group, cupy, device), options.pack_bytes)
+
+
+def start_sums(nccl: Any, communicator: Any, pairs: Sequence[tuple[Array, Array]], stream: int) -> None:
+    """Starts the sums of arrays over all ranks of a communicator, in one group of NCCL's calls.
+
+    Args:
+        nccl: the module `cupy.cuda.nccl`.
+        communicator: NCCL's communicator.
+        pairs: each array, contiguous, with the memory of its sum.
+        stream: pointer of the CUDA stream.
+
+    Raises:
+        BadRequest: NCCL cannot add such numbers.
+    """
+    kinds = [nccl_type(nccl, out.dtype) for _, out in pairs]
+    nccl.groupStart()
+    for (array, out), kind in zip(pairs, kinds, strict=True):
+        communicator.allReduce(array.data.ptr, out.data.ptr, out.size, kind, nccl.NCCL_SUM, stream)
+    nccl.groupEnd()
 
 
 def nccl_type(nccl: Any, dtype: Any) -> int:
@@ -331,4 +347,4 @@ def _failed(group: Group, error: Exception) -> errors.ShoalError:
     return failure
 
 
-__all__ = ["NcclSums", "nccl_type", "open_nccl"]
+__all__ = ["NcclSums", "open_nccl", "start_sums"]
