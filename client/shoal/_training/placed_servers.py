@@ -106,10 +106,11 @@ class PlacedServers:
             Unreachable: the server did not answer for `retry_for_s` seconds.
             Unauthenticated: the server refuses a new ticket as well, or the coordinator gives none.
         """
-        renewed, backoff = False, _rpc.Backoff()
+        renewed = False
+        backoff: _rpc.Backoff | None = None  # made when it is needed: each pull and push comes here
 
         def attempt() -> T:
-            nonlocal renewed
+            nonlocal renewed, backoff
             while True:
                 try:
                     return call()
@@ -120,6 +121,7 @@ class PlacedServers:
                     if not waits or not self._worker:  # a reader decides itself
                         raise
                     self.on_retry()
+                    backoff = backoff or _rpc.Backoff()
                     time.sleep(backoff.next())
                 except errors.Unauthenticated:
                     if renewed:
