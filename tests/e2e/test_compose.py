@@ -30,6 +30,7 @@ from shoal.status import MemberStatus, SavedCheckpoint
 from support.deployment import docker_engine
 from support.deployment.compose_stack import COMPOSE_FILE, Stack, compose_file
 from support.deployment.docker_engine import ROOT, Engine
+from support.deployment.needed_programs import without
 from support.deployment.stack_pages import PageVisitor, metrics_of
 from support.waiting import wait_until
 
@@ -92,7 +93,7 @@ print(*alternatives.get_values_for_type(x509.UniformResourceIdentifier))
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     if reason := docker_engine.obstacle():
-        pytest.skip(reason)
+        without(reason)
     with Engine() as engine:
         docker_engine.import_base(engine)
         docker_engine.import_prometheus(engine, compose_file()["services"]["prometheus"]["image"])

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from typing import NoReturn
 
 import pytest
 
@@ -18,7 +19,16 @@ def need(*names: str, source: str, failing: tuple[str, ...] = ("SHOAL_E2E",)) ->
     """
     if found := next(filter(None, map(shutil.which, names)), None):
         return found
-    complaint = f"there is no {' nor '.join(names)} here: {source}"
+    without(f"there is no {' nor '.join(names)} here: {source}", failing=failing)
+
+
+def without(complaint: str, *, failing: tuple[str, ...] = ("SHOAL_E2E",)) -> NoReturn:
+    """Skips the test because the host lacks something, or fails it where that is required.
+
+    Args:
+        complaint: what the host lacks, and what to do.
+        failing: as for `need`.
+    """
     if any(map(os.environ.get, failing)):
         pytest.fail(complaint)
     pytest.skip(complaint)
