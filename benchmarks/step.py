@@ -101,9 +101,7 @@ def main() -> None:
     variables = {f"v{number:05}": shoal.Variable(shape) for number, shape in enumerate(shapes)}
     with (
         tls_environment() if options.tls else plain_environment() as environment,
-        shoal.LocalCluster(
-            servers=1, workers=0, env=environment | ({"SHOAL_INSECURE": "1"} if options.insecure else {})
-        ) as cluster,
+        shoal.LocalCluster(servers=1, workers=0, env=environment) as cluster,
         cluster.client() as client,
         client.session(
             options.workload,
@@ -157,7 +155,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--in-place", action="store_true", help="compute gradients into the session's buffers")
     parser.add_argument("--one-by-one", action="store_true", help="push gradients as they are computed")
     parser.add_argument("--tls", action="store_true", help="TLS on all connections, with certificates of its own")
-    parser.add_argument("--insecure", action="store_true", help="a cluster that asks for no tokens")
     parser.add_argument("--synchronous", action="store_true", help="synchronous mode, by default asynchronous")
     parser.add_argument("--shards", type=int, help="of the job; by default Shoal chooses")
     parser.add_argument("--variables", type=int, help="the dense workload's bytes in so many equal variables")
