@@ -23,8 +23,9 @@ from shoal._security.bearer import MAX_TOKEN_BYTES
 from shoal._security.port_check import USER_MARK, user_mark
 from shoal._security.principal import AccessRole, Principal
 
-# Tokens whose signature was checked are remembered. A cluster has far fewer callers.
-_REMEMBERED = 4_096
+# Tokens whose signature was checked are remembered, at most so many, until they expire. Each session and each worker of
+# a job has a ticket of its own, so many tokens expire in a busy cluster. Expired ones are removed at most this often.
+_REMEMBERED, _SWEEP_S = 4_096, 60.0
 _ALGORITHM = "EdDSA"
 _KEY_BYTES = 32
 
@@ -106,15 +107,21 @@ class TokenVerifier:
         except (ValueError, InvalidKey, UnsupportedAlgorithm) as error:
             raise errors.BadRequest(f"the key of the tokens is not an Ed25519 public key: {error}") from None
         self._clock = clock
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.Lock()  # guards the next three
         # By token, with the time of expiry.
         self._known: OrderedDict[str, tuple[Principal, float]] = OrderedDict()
+        self._swept_at = clock()  # when expired ones were last removed
         self._revoked: frozenset[str] = frozenset()
 
     @property
     def revoked(self) -> frozenset[str]:
         """Ids of tokens that are refused although they have not expired."""
         return self._revoked
+
+    @property
+    def remembered(self) -> int:
+        """The number of tokens whose signature need not be checked again."""
+        return len(self._known)
 
     def revoke(self, tokens: frozenset[str]) -> None:
         """Sets the ids of the tokens that are refused."""
@@ -138,13 +145,11 @@ class TokenVerifier:
         principal, expires = known or self._read(token)
         on_identified(principal)
         self.check(principal)
-        if (late_s := self._clock() - expires) >= 0:
+        now = self._clock()
+        if (late_s := now - expires) >= 0:
             raise _late_token(principal, late_s)
         if known is None:
-            with self._lock:
-                self._known[token] = principal, expires
-                if len(self._known) > _REMEMBERED:
-                    self._known.popitem(last=False)
+            self._remember(token, principal, expires, now)
         return principal
 
     def check(self, principal: Principal) -> None:
@@ -166,6 +171,16 @@ class TokenVerifier:
             raise errors.Unauthenticated(
                 f"the {principal.proof} of {principal} was revoked; get a new one from an admin"
             )
+
+    def _remember(self, token: str, principal: Principal, expires: float, now: float) -> None:
+        with self._lock:
+            if abs(now - self._swept_at) >= _SWEEP_S:  # the clock may go back
+                for late in [known for known, (_, until) in self._known.items() if until <= now]:
+                    del self._known[late]
+                self._swept_at = now
+            self._known[token] = principal, expires
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
 
     def _read(self, token: str) -> tuple[Principal, float]:
         if len(token) > MAX_TOKEN_BYTES:

@@ -33,6 +33,17 @@ def test_a_token_identifies_its_holder_until_it_expires() -> None:
         verifier.identify(token)
 
 
+def test_expired_tokens_are_not_remembered() -> None:
+    clock = Clock()
+    signer, verifier = pair(clock)
+    for life in range(50):
+        verifier.identify(signer.sign(Principal("worker-0", AccessRole.TRAINER, "t1", "job", life), valid_s=600))
+    clock.now += 601
+    admin = signer.sign(Principal("ann", AccessRole.ADMIN, "t2"), valid_s=60)
+    verifier.identify(admin)
+    assert verifier.remembered == 1
+
+
 def test_a_changed_token_is_refused() -> None:
     signer, verifier = pair(Clock())
     token = signer.sign(Principal("ann", AccessRole.READER, "t1"), valid_s=60)
