@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def layer(name: str) -> dict[str, Any]:
-    """Returns output, gradients, and the new values of variables without gradients."""
+    """Returns output, losses, gradients, and the new values of variables without gradients."""
     case, xs = cases.LAYERS[name], [jnp.array(it) for it in cases.inputs_of(name)]
     built = case.build(keras)
     fed: Any = xs if len(xs) > 1 else xs[0]
@@ -57,11 +57,12 @@ def layer(name: str) -> dict[str, Any]:
     trained = [it.value for it in built.trainable_variables]
     kept = [it.value for it in built.non_trainable_variables]
     options = {"training": case.training} if "training" in inspect.signature(built.call).parameters else {}
-    output, after = built.stateless_call(trained, kept, fed, **options)
+    output, after, losses = called(built, trained, kept, fed, options)
     weights = cases.drawn(f"{name} dy", tuple(output.shape))
 
     def total(trained: Any, fed: Any) -> Any:
-        return (built.stateless_call(trained, kept, fed, **options)[0] * weights).sum()
+        output, _, losses = called(built, trained, kept, fed, options)
+        return (output * weights).sum() + sum(losses)
 
     found = jax.grad(total)(trained, fed)
     dx = [] if case.rows else jax.grad(total, 1)(trained, fed)
@@ -70,10 +71,21 @@ def layer(name: str) -> dict[str, Any]:
     ]
     return {
         "output": output,
+        **({"losses": losses} if losses else {}),
         "gradients": list(found),
         "dx": dx if isinstance(dx, list) else [dx],
         "state": [] if name == "normalization" else state,
     }
+
+
+def called(layer: Any, trained: list[Any], kept: list[Any], fed: Any, options: dict[str, bool]) -> Any:
+    """Returns output, new state and losses. `stateless_call` leaves out the losses of activities."""
+    variables = [*layer.trainable_variables, *layer.non_trainable_variables]
+    with keras.StatelessScope(
+        state_mapping=list(zip(variables, [*trained, *kept], strict=True)), collect_losses=True
+    ) as scope:
+        output, losses = layer(fed, **options), layer.losses
+    return output, [scope.get_current_value(it) for it in layer.non_trainable_variables], losses
 
 
 def loss(name: str) -> dict[str, Any]:

@@ -45,6 +45,7 @@ MODULES = (
     "shoal_distribute.keras.models",
     "shoal_distribute.keras.optimizers",
     "shoal_distribute.keras.optimizers.schedules",
+    "shoal_distribute.keras.regularizers",
     "shoal_distribute.keras.utils",
     "shoal_distribute.nn",
     "shoal_distribute.train",

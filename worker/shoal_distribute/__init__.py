@@ -13,7 +13,7 @@ from shoal_distribute.cross_device_ops import (
 from shoal_distribute.group_session import GroupSession
 from shoal_distribute.input import DistributedDataset, InputContext
 from shoal_distribute.keras.checkpoints import Checkpoint, CheckpointManager
-from shoal_distribute.keras.tape import GradientTape, compute_average_loss, function
+from shoal_distribute.keras.tape import GradientTape, compute_average_loss, function, scale_regularization_loss
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterSpec, SimpleClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies import (
@@ -70,5 +70,6 @@ __all__ = [
     "keras",
     "nn",
     "open_group",
+    "scale_regularization_loss",
     "train",
 ]

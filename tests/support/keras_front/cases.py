@@ -43,6 +43,33 @@ LAYERS = {
         lambda k: k.layers.BatchNormalization(momentum=0.8, epsilon=0.01, center=False, scale=False)
     ),
     "layer normalization": LayerCase(lambda k: k.layers.LayerNormalization()),
+    "dense, regularized": LayerCase(
+        lambda k: k.layers.Dense(
+            4,
+            activation="tanh",
+            kernel_regularizer="l2",
+            bias_regularizer=k.regularizers.L1(0.1),
+            activity_regularizer=k.regularizers.L1L2(0.2, 0.3),
+        )
+    ),
+    "embedding, regularized": LayerCase(
+        lambda k: k.layers.Embedding(5, 3, embeddings_regularizer="L1L2", activity_regularizer="l2"), ((2, 4),), rows=5
+    ),
+    "convolution, regularized": LayerCase(
+        lambda k: k.layers.Conv2D(
+            4, 3, kernel_regularizer=k.regularizers.l1_l2(0.1, 0.2), bias_regularizer="l2", activity_regularizer="l1"
+        ),
+        (IMAGES,),
+    ),
+    "depthwise, regularized": LayerCase(
+        lambda k: k.layers.DepthwiseConv2D(2, depthwise_regularizer="l1", bias_regularizer="l2"), (IMAGES,)
+    ),
+    "batch normalization, regularized": LayerCase(
+        lambda k: k.layers.BatchNormalization(beta_regularizer="l1", gamma_regularizer="l2"), (IMAGES,)
+    ),
+    "layer normalization, regularized": LayerCase(
+        lambda k: k.layers.LayerNormalization(beta_regularizer="l2", gamma_regularizer="l1")
+    ),
     "dropout, evaluated": LayerCase(lambda k: k.layers.Dropout(0.5), training=False),
     "flatten": LayerCase(lambda k: k.layers.Flatten(), (IMAGES,)),
     "reshape": LayerCase(lambda k: k.layers.Reshape((3, -1))),
@@ -137,7 +164,7 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
     "polynomial": lambda k: k.optimizers.schedules.PolynomialDecay(0.1, 8),
 }
 # Modules whose classes have the defaults of Keras.
-DEFAULTS = ("layers", "losses", "metrics", "optimizers", "callbacks")
+DEFAULTS = ("layers", "losses", "metrics", "optimizers", "callbacks", "regularizers")
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -21,7 +21,7 @@ def fitted(
     """Trains the model in float64; returns its weights and the loss of each epoch. None means one process."""
     with (strategy or OneDeviceStrategy("/cpu:0")).scope():
         # With names: otherwise, workers that are threads of one process would number each other's layers.
-        hidden = keras.layers.Dense(8, activation="tanh", dtype="float64", name="hidden")
+        hidden = keras.layers.Dense(8, activation="tanh", kernel_regularizer="l2", dtype="float64", name="hidden")
         model = keras.Sequential([keras.Input((6,)), hidden, keras.layers.Dense(3, dtype="float64", name="head")])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])

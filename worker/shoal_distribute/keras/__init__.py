@@ -25,6 +25,7 @@ from shoal_distribute.keras import (
     metrics,
     models,
     optimizers,
+    regularizers,
     utils,
 )
 from shoal_distribute.keras.layers import Input
@@ -47,5 +48,6 @@ __all__ = [
     "metrics",
     "models",
     "optimizers",
+    "regularizers",
     "utils",
 ]

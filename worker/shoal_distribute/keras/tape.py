@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
+import numpy as np
+
 from shoal import errors
 from shoal.program import Array
 from shoal_distribute.keras.tensor import Node, Record, Tensor, array_of, is_recorded, leaf, open_records
@@ -268,4 +270,16 @@ def compute_average_loss(
     return weighted.sum() / int(count)
 
 
-__all__ = ["GradientTape", "compute_average_loss", "function"]
+def scale_regularization_loss(regularization_loss: Any) -> Tensor:
+    """Returns this replica's part of penalties: their sum, divided by the number of replicas.
+
+    All replicas compute the same penalties of weights. So the sum of the parts is the penalty itself.
+
+    Args:
+        regularization_loss: one number, or a list of them, such as `model.losses`.
+    """
+    total = sum(regularization_loss) if isinstance(regularization_loss, list | tuple) else regularization_loss
+    return (total if isinstance(total, Tensor) else Tensor(np.asarray(total))) / get_strategy().num_replicas_in_sync
+
+
+__all__ = ["GradientTape", "compute_average_loss", "function", "scale_regularization_loss"]

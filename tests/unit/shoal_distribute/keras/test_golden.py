@@ -14,7 +14,7 @@ from support.keras_front import cases
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "keras.json").read_text())
 # Arguments of all layers, whose defaults Keras has elsewhere.
-BASE = {"name", "trainable", "dtype", "input_shape"}
+BASE = {"name", "trainable", "dtype", "input_shape", "activity_regularizer"}
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +45,10 @@ def test_layers(name: str) -> None:
         if not case.rows:
             tape.watch(xs)
         output = layer(fed, training=case.training)
-        total = (output * cases.drawn(f"{name} dy", output.shape)).sum()
+        losses = layer.losses
+        total = (output * cases.drawn(f"{name} dy", output.shape)).sum() + sum(losses)
     check_close(output, golden["output"], "output")
+    check_close([float(it) for it in losses], golden.get("losses", []), "losses")
     found = tape.gradient(total, [*layer.trainable_variables, *([] if case.rows else xs)])
     expected = [*golden["gradients"], *golden["dx"]]
     assert len(found) == len(expected)
@@ -117,4 +119,4 @@ def test_defaults(module: str) -> None:
             ours = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
             assert ours == theirs[parameter.name], f"{key}: {parameter.name}"
             compared += 1
-    assert compared > 5
+    assert compared > (3 if module == "regularizers" else 5)

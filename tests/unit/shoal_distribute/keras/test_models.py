@@ -24,7 +24,8 @@ def branched() -> keras.Model:
     y = keras.layers.DepthwiseConv2D(3, padding="same", depth_multiplier=1)(x)
     merged = keras.layers.Concatenate()([keras.layers.Add()([x, y]), x])
     pooled = keras.layers.GlobalAveragePooling2D()(merged)
-    head = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dropout(0.5), keras.layers.Dense(2)])
+    hidden = keras.layers.Dense(4, "relu", kernel_regularizer="l2", bias_regularizer=keras.regularizers.L1(0.1))
+    head = keras.Sequential([hidden, keras.layers.Dropout(0.5), keras.layers.Dense(2)])
     return keras.Model(inputs, head(pooled), name="branched")
 
 
@@ -156,6 +157,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     again = keras.models.load_model(path)
     np.testing.assert_array_equal(again.predict(IMAGES, verbose=0), model.predict(IMAGES, verbose=0))
     assert [it.name for it in again.layers] == [it.name for it in model.layers]
+    assert [float(it) for it in again.losses] == [float(it) for it in model.losses] != []
     again.compile(keras.optimizers.Adam(0.01), "mse")
     assert again.optimizer is not None
     assert again.optimizer.iterations == 2
@@ -165,6 +167,22 @@ def test_save_and_load(tmp_path: Path) -> None:
     np.testing.assert_array_equal(other.predict(IMAGES, verbose=0), model.predict(IMAGES, verbose=0))
     with pytest.raises(errors.StorageFailed, match="overwrite=True"):
         model.save_weights(path, overwrite=False)
+
+
+def test_a_layer_can_add_a_loss_in_its_call() -> None:
+    class Penalized(keras.layers.Activation):
+        def call(self, inputs: keras.Tensor, training: bool = False) -> keras.Tensor:
+            self.add_loss([(inputs * inputs).sum()])
+            return super().call(inputs, training)
+
+    inner = keras.Sequential([Penalized("linear")])
+    model = keras.Sequential([keras.Input((2,)), inner, keras.layers.Dense(1, kernel_regularizer=lambda w: w.sum())])
+    model.set_weights([np.ones((2, 1)), np.zeros(1)])
+    model(np.ones((1, 2)))
+    model(np.full((3, 2), 2.0))
+    assert [float(it) for it in model.losses] == [24, 2]
+    with pytest.raises(errors.InvalidLayer, match="its argument kernel_regularizer is a function"):
+        model.save("unused")
 
 
 def test_files_that_do_not_fit(tmp_path: Path) -> None:
@@ -253,6 +271,9 @@ def test_variables_are_those_of_the_scope() -> None:
             "'rellu' is unknown; did you mean 'relu'",
         ),
         (lambda: keras.layers.Dense(3, kernel_initializer="glorot"), errors.BadRequest, "did you mean 'glorot_n"),
+        (lambda: keras.layers.Dense(3, kernel_regularizer="l3"), errors.BadRequest, "did you mean 'l1'|'l2'"),
+        (lambda: keras.layers.Dense(3, bias_regularizer=0.1), errors.BadRequest, "a regularizer is 0.1"),
+        (lambda: keras.regularizers.L2(-1), errors.BadRequest, "l2 of a regularizer is -1"),
         (lambda: keras.losses.get("categorical_crosentropy"), errors.BadRequest, "did you mean 'categorical_cr"),
         (lambda: UNTYPED.losses.Huber(dleta=1), TypeError, "did you mean 'delta'"),
         (lambda: keras.losses.MeanSquaredError("summ"), errors.BadRequest, "did you mean 'sum'"),

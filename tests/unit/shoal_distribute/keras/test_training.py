@@ -20,6 +20,7 @@ from shoal_distribute import (
     Strategy,
     compute_average_loss,
     keras,
+    scale_regularization_loss,
 )
 from shoal_distribute.keras.training.progress import Progbar
 from shoal_distribute.strategies.step_metrics import StepMetrics
@@ -39,7 +40,7 @@ def doubles() -> Iterator[None]:
 
 def made(optimizer: Any = None) -> keras.Model:
     inputs = keras.Input((4, 4, 2))
-    x = keras.layers.Conv2D(3, 3, padding="same", activation="relu")(inputs)
+    x = keras.layers.Conv2D(3, 3, padding="same", activation="relu", kernel_regularizer="l2")(inputs)
     x = keras.layers.Add()([x, keras.layers.Conv2D(3, 1)(inputs)])
     model = keras.Model(inputs, keras.layers.Dense(3, "softmax")(keras.layers.GlobalAveragePooling2D()(x)))
     model.compile(optimizer or keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -93,6 +94,7 @@ def test_a_loop_of_ones_own_gives_the_same() -> None:
             with GradientTape() as tape:
                 outputs = model(x, training=True)  # noqa: B023 - called within the loop
                 loss = compute_average_loss(loss_object(y, outputs), global_batch_size=10)  # noqa: B023
+                loss = loss + scale_regularization_loss(model.losses)  # noqa: B023
             gradients = tape.gradient(loss, model.trainable_variables)  # noqa: B023
             model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))  # type: ignore[union-attr] # noqa: B023
             accuracy.update_state(y, outputs)  # noqa: B023
@@ -125,6 +127,30 @@ def test_a_batch_may_leave_a_replica_without_samples() -> None:
         strategy.close()
     for a, b in zip(*found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+@pytest.mark.parametrize("devices", [["/cpu:0"], DEVICES])
+def test_penalties_are_part_of_the_loss_and_counted_once(devices: list[str]) -> None:
+    x, y = X[:8].reshape(8, -1), Y[:8].astype(float)[:, None]
+    with MirroredStrategy(devices) as strategy, strategy.scope():
+        layer = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.5), activity_regularizer="l1")
+        model = keras.Sequential([keras.Input((32,)), layer, keras.layers.Activation("linear")])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        kernel, bias = model.get_weights()
+        outputs = x @ kernel + bias
+        penalties = [0.01 * abs(outputs).sum() / 8, 0.5 * (kernel**2).sum()]
+        loss = ((outputs - y) ** 2).mean() + sum(penalties)
+        assert model.evaluate(x, y, batch_size=8, verbose=0) == pytest.approx(loss)
+        assert model.fit(x, y, batch_size=8, verbose=0).history["loss"] == pytest.approx([loss])
+        slope = (2 * (outputs - y) + 0.01 * np.sign(outputs)) / 8
+        np.testing.assert_allclose(layer.get_weights()[0], kernel - 0.1 * (x.T @ slope + kernel))
+        model(x)
+        added, own = model.losses
+        assert float(own) == pytest.approx(0.5 * (layer.get_weights()[0] ** 2).sum())
+        model(x[:4])
+        assert 0 < float(model.losses[0]) != float(added)  # those of the last call alone
+        layer.trainable = False
+        assert len(model.losses) == 1
 
 
 class Reporting(MirroredStrategy):
@@ -239,7 +265,9 @@ def test_data_sets_weights_and_splits() -> None:
     history = model.fit(batches, steps_per_epoch=3, epochs=2, verbose=0)
     assert len(history.history["loss"]) == 2
     weighted = model.evaluate(X[:10], Y[:10], sample_weight=np.r_[np.ones(4), np.zeros(6)], verbose=0, return_dict=True)
-    assert weighted["loss"] == pytest.approx(model.evaluate(X[:4], Y[:4], verbose=0)[0] * 4 / 10)
+    penalty = float(sum(model.losses))
+    few = model.evaluate(X[:4], Y[:4], verbose=0)[0]
+    assert weighted["loss"] - penalty == pytest.approx((few - penalty) * 4 / 10)
     assert "val_loss" in model.fit(X, Y, validation_split=0.2, verbose=0).history
     np.testing.assert_allclose(model.predict([X], verbose=0), model.predict(iter([X]), steps=1, verbose=0))
 

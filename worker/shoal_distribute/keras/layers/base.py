@@ -1,15 +1,16 @@
 """Base class of the Keras-shaped layers, and symbolic tensors, which stand for values in a functional model."""
 
 import itertools
+import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from shoal import errors
-from shoal_distribute.keras import config
+from shoal_distribute.keras import config, regularizers
 from shoal_distribute.keras.names import Advising, snake_case, unique_name
 from shoal_distribute.keras.tensor import Tensor, array_of, recorded
 from shoal_distribute.replica_context import current_replica
@@ -18,6 +19,7 @@ from shoal_distribute.values import DistributedVariable
 from shoal_nn.layer import Shape
 
 _numbers = itertools.count()
+_here = threading.local()  # "calling": whether this thread is in the call of a layer
 
 
 class KerasTensor:
@@ -85,6 +87,7 @@ class Layer(Advising):
             evaluation.
         dtype: dtype that it computes in and keeps its variables in. None means `keras.config.floatx()`.
         input_shape: shape of a sample, for the first layer of a `Sequential`.
+        activity_regularizer: name, object or function: the penalty of the outputs, divided by the samples of the batch.
 
     Attributes:
         name: its name.
@@ -100,13 +103,16 @@ class Layer(Advising):
         trainable: bool = True,
         dtype: str | None = None,
         input_shape: Sequence[int] | None = None,
+        activity_regularizer: Any = None,
     ) -> None:
         self.name = name or unique_name(snake_case(type(self).__name__))
         self.dtype = dtype or config.floatx()
         self.sample_shape = None if input_shape is None else tuple(input_shape)
         self.built = False
         self.strategy = get_strategy()
+        self.activity_regularizer = regularizers.get(activity_regularizer)
         self._trainable = trainable
+        self._added: dict[int, list[Tensor]] = {}  # by replica: the losses of its last call
 
     @property
     def trainable(self) -> bool:
@@ -154,6 +160,27 @@ class Layer(Advising):
     def non_trainable_weights(self) -> list[DistributedVariable]:
         """The other variables."""
         return self.non_trainable_variables
+
+    @property
+    def losses(self) -> list[Tensor]:
+        """The penalties that `fit` adds to the loss.
+
+        These are what the last call has passed to `add_loss`, such as the penalties of activities, and the penalties
+        of the weights that get gradients. A tape follows what is read within it.
+        """
+        parts, trained = list(dict.fromkeys(self._all_layers())), {id(it) for it in self.trainable_variables}
+        number = _replica_number()
+        added = [loss for part in parts for loss in part._added.get(number, ())]
+        return added + [loss for part in parts for loss in part._weight_losses(trained)]
+
+    def add_loss(self, loss: Tensor | Sequence[Tensor]) -> None:
+        """Adds to the losses of this call. The `call` of a layer uses it.
+
+        Args:
+            loss: one number, or a list of them.
+        """
+        added = list(loss) if isinstance(loss, list | tuple) else [loss]
+        self._added.setdefault(_replica_number(), []).extend(map(as_tensor, added))
 
     def get_weights(self) -> list[np.ndarray]:
         """Returns the values of all variables, on the host."""
@@ -221,7 +248,32 @@ class Layer(Advising):
         tensors: Any = [as_tensor(it) for it in inputs] if several else as_tensor(inputs)
         if not self.built:
             self._build_once([it.shape[1:] for it in tensors] if several else tensors.shape[1:])
-        return self.call(tensors, training=bool(training))
+        if getattr(_here, "calling", False):
+            return self._called(tensors, training=bool(training))
+        for layer in self._all_layers():
+            layer._added.pop(_replica_number(), None)
+        _here.calling = True
+        try:
+            return self._called(tensors, training=bool(training))
+        finally:
+            _here.calling = False
+
+    def _called(self, tensors: Any, *, training: bool) -> Any:
+        outputs = self.call(tensors, training=training)
+        if self.activity_regularizer is not None:
+            for output in outputs if isinstance(outputs, list | tuple) else [outputs]:
+                self.add_loss(self.activity_regularizer(output) / max(len(output), 1))
+        return outputs
+
+    def _all_layers(self) -> "Iterator[Layer]":
+        """Yields the layer itself and all layers in it. A layer can come more than once."""
+        yield self
+        for layer in self.layers:
+            yield from layer._all_layers()
+
+    def _weight_losses(self, trained: set[int]) -> list[Tensor]:  # noqa: ARG002 - layers without variables
+        """Returns the penalties of this layer's own variables, if their ids are among those that get gradients."""
+        return []
 
     def _called_on_symbols(self, inputs: Any, training: bool | None) -> Any:
         parts = inputs if isinstance(inputs, list) else [inputs]
@@ -240,6 +292,12 @@ class Layer(Advising):
             self.build(shape)
         else:  # all replicas arrive here; one of them makes the variables of all
             replica.merge_call(lambda _: self.build(shape))
+
+
+def _replica_number() -> int:
+    """Returns the number in this process of the replica that this thread runs; 0 outside of `run`."""
+    replica = current_replica()
+    return replica.local_replica if replica else 0
 
 
 def as_tensor(value: Any) -> Tensor:

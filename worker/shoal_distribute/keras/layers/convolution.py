@@ -26,6 +26,9 @@ class Conv2D(ActivatedLayer):
         use_bias: whether to add a bias.
         kernel_initializer: name or object.
         bias_initializer: name or object.
+        kernel_regularizer: name, object or function; None means none.
+        bias_regularizer: as `kernel_regularizer`.
+        activity_regularizer: see `Layer`.
         **kwargs: see `Layer`.
     """
 
@@ -42,9 +45,14 @@ class Conv2D(ActivatedLayer):
         use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(activation, kernel_initializer, bias_initializer, **kwargs)
+        kwargs["activity_regularizer"] = activity_regularizer
+        penalties = kernel_regularizer, bias_regularizer
+        super().__init__(activation, kernel_initializer, bias_initializer, penalties, **kwargs)
         check_windows("Conv2D", padding, data_format, dilation_rate)
         self._layer = shoal_nn.Conv2D(
             filters, groups=groups, window=pair(kernel_size), strides=pair(strides), padding=padding, bias=use_bias
@@ -68,6 +76,9 @@ class DepthwiseConv2D(ActivatedLayer):
         use_bias: whether to add a bias.
         depthwise_initializer: name or object.
         bias_initializer: name or object.
+        depthwise_regularizer: name, object or function; None means none.
+        bias_regularizer: as `depthwise_regularizer`.
+        activity_regularizer: see `Layer`.
         **kwargs: see `Layer`.
     """
 
@@ -83,9 +94,14 @@ class DepthwiseConv2D(ActivatedLayer):
         use_bias: bool = True,
         depthwise_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
+        depthwise_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(activation, depthwise_initializer, bias_initializer, **kwargs)
+        kwargs["activity_regularizer"] = activity_regularizer
+        penalties = depthwise_regularizer, bias_regularizer
+        super().__init__(activation, depthwise_initializer, bias_initializer, penalties, **kwargs)
         check_windows("DepthwiseConv2D", padding, data_format, dilation_rate)
         self._layer = shoal_nn.DepthwiseConv2D(
             depth_multiplier, window=pair(kernel_size), strides=pair(strides), padding=padding, bias=use_bias

@@ -1,6 +1,6 @@
 """Layers of single values: dense layers, embeddings, dropout, and changes of shape, size or scale."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 import shoal_nn
 from shoal import errors
 from shoal.initializers import Initializer
-from shoal_distribute.keras import activations, initializers
+from shoal_distribute.keras import activations, initializers, regularizers
 from shoal_distribute.keras.layers.core_layer import CoreLayer
 from shoal_distribute.keras.tensor import Tensor
 
@@ -20,19 +20,24 @@ class ActivatedLayer(CoreLayer):
         activation: name or function of the activation; None means none.
         kernel: name or object of the kernel's initializer.
         bias: name or object of the bias' initializer.
+        penalties: names or objects of the regularizers of kernel and bias; None means none.
         **kwargs: see `Layer`.
     """
 
-    def __init__(self, activation: Any, kernel: Any, bias: Any, /, **kwargs: Any) -> None:
+    def __init__(self, activation: Any, kernel: Any, bias: Any, penalties: tuple[Any, Any], /, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._activation = activations.layer_of(activation)
         self._initializers = {"kernel": initializers.get(kernel), "bias": initializers.get(bias)}
+        self._regularizers = dict(zip(("kernel", "bias"), map(regularizers.get, penalties), strict=True))
 
     def activated(self) -> shoal_nn.Layer | None:
         return self._activation
 
     def initializer(self, name: str, /) -> Initializer | None:
         return self._initializers[name]
+
+    def regularizer(self, name: str, /) -> Callable[[Tensor], Tensor] | None:
+        return self._regularizers[name]
 
 
 class Dense(ActivatedLayer):
@@ -44,6 +49,9 @@ class Dense(ActivatedLayer):
         use_bias: whether to add a bias.
         kernel_initializer: name or object.
         bias_initializer: name or object.
+        kernel_regularizer: name, object or function; None means none.
+        bias_regularizer: as `kernel_regularizer`.
+        activity_regularizer: see `Layer`.
         **kwargs: see `Layer`.
     """
 
@@ -54,9 +62,14 @@ class Dense(ActivatedLayer):
         use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(activation, kernel_initializer, bias_initializer, **kwargs)
+        kwargs["activity_regularizer"] = activity_regularizer
+        penalties = kernel_regularizer, bias_regularizer
+        super().__init__(activation, kernel_initializer, bias_initializer, penalties, **kwargs)
         self._layer = shoal_nn.Dense(units, bias=use_bias)
 
     def core(self) -> shoal_nn.Layer:
@@ -70,21 +83,33 @@ class Embedding(CoreLayer):
         input_dim: number of rows.
         output_dim: length of a vector.
         embeddings_initializer: name or object.
+        embeddings_regularizer: name, object or function; None means none.
         **kwargs: see `Layer`.
     """
 
     weight_names: ClassVar = {"table": "embeddings"}
     takes_integers = True
 
-    def __init__(self, input_dim: int, output_dim: int, embeddings_initializer: Any = "uniform", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self._layer, self._table = shoal_nn.Embedding(input_dim, output_dim), initializers.get(embeddings_initializer)
+        self._penalty = regularizers.get(embeddings_regularizer)
 
     def core(self) -> shoal_nn.Layer:
         return self._layer
 
     def initializer(self, _name: str, /) -> Initializer:
         return self._table
+
+    def regularizer(self, _name: str, /) -> Callable[[Tensor], Tensor] | None:
+        return self._penalty
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         whole = inputs if inputs.array.dtype.kind in "iu" else Tensor(inputs.array.astype(np.int32))

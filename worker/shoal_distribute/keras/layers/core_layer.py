@@ -1,7 +1,7 @@
 """Base class of the layers that a pure layer of shoal_nn computes."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -50,6 +50,10 @@ class CoreLayer(Layer):
 
     def initializer(self, _name: str, /) -> initializers.Initializer | None:
         """Returns the initializer of a variable, by its name in shoal_nn; None means the pure layer's."""
+        return None
+
+    def regularizer(self, _name: str, /) -> Callable[[Tensor], Tensor] | None:
+        """Returns the regularizer of a variable, by its name in shoal_nn; None means none."""
         return None
 
     def stored_shape(self, _name: str, shape: Shape, /) -> Shape:
@@ -109,6 +113,14 @@ class CoreLayer(Layer):
         output = recorded(y, (x, *trained.values()), pullback)
         activation = self.activated()
         return output if activation is None else applied(activation, output)
+
+    def _weight_losses(self, trained: set[int]) -> list[Tensor]:
+        found = []
+        for name, variable in self._variables.items():
+            penalty = self.regularizer(name)
+            if penalty is not None and id(variable) in trained:
+                found.append(penalty(recorded(variable.read(), (variable,), lambda dy: [dy])))
+        return found
 
     def _context(self, learns: bool) -> Any:
         """Returns the context of a training step, with a seed of its own; False in evaluation."""

@@ -1,5 +1,6 @@
 """Normalization layers with Keras' defaults."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -7,9 +8,10 @@ import numpy as np
 import shoal_nn
 from shoal import errors
 from shoal.initializers import Initializer
-from shoal_distribute.keras import initializers
+from shoal_distribute.keras import initializers, regularizers
 from shoal_distribute.keras.layers.base import Shape
 from shoal_distribute.keras.layers.core_layer import CoreLayer
+from shoal_distribute.keras.tensor import Tensor
 
 
 class _Normalizing(CoreLayer):
@@ -18,17 +20,21 @@ class _Normalizing(CoreLayer):
     weight_names: ClassVar = {"scale": "gamma", "bias": "beta", "mean": "moving_mean", "var": "moving_variance"}
 
     def __init__(
-        self, layer: shoal_nn.Layer, axis: int, without: set[str], found: dict[str, Any], **kwargs: Any
+        self, layer: shoal_nn.Layer, axis: int, without: set[str], found: dict[str, tuple[Any, Any]], **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self._layer, self._axis, self._without = layer, axis, without
-        self._initializers = {name: initializers.get(it) for name, it in found.items()}
+        self._initializers = {name: initializers.get(it) for name, (it, _) in found.items()}
+        self._regularizers = {name: regularizers.get(it) for name, (_, it) in found.items()}
 
     def core(self) -> shoal_nn.Layer:
         return self._layer
 
     def initializer(self, name: str, /) -> Initializer | None:
         return self._initializers[name]
+
+    def regularizer(self, name: str, /) -> Callable[[Tensor], Tensor] | None:
+        return self._regularizers[name]
 
     def constants(self, shape: Shape, /) -> dict[str, np.ndarray]:
         if self._axis not in {-1, len(shape)}:
@@ -56,6 +62,8 @@ class BatchNormalization(_Normalizing):
         gamma_initializer: name or object.
         moving_mean_initializer: name or object.
         moving_variance_initializer: name or object.
+        beta_regularizer: name, object or function; None means none.
+        gamma_regularizer: as `beta_regularizer`.
         **kwargs: see `Layer`.
     """
 
@@ -70,14 +78,16 @@ class BatchNormalization(_Normalizing):
         gamma_initializer: Any = "ones",
         moving_mean_initializer: Any = "zeros",
         moving_variance_initializer: Any = "ones",
+        beta_regularizer: Any = None,
+        gamma_regularizer: Any = None,
         **kwargs: Any,
     ) -> None:
         layer = shoal_nn.BatchNorm(1 - momentum, epsilon, unbiased=False)
         found = {
-            "bias": beta_initializer,
-            "scale": gamma_initializer,
-            "mean": moving_mean_initializer,
-            "var": moving_variance_initializer,
+            "bias": (beta_initializer, beta_regularizer),
+            "scale": (gamma_initializer, gamma_regularizer),
+            "mean": (moving_mean_initializer, None),
+            "var": (moving_variance_initializer, None),
         }
         super().__init__(layer, axis, _without(center, scale), found, **kwargs)
 
@@ -92,6 +102,8 @@ class LayerNormalization(_Normalizing):
         scale: whether to multiply by gamma.
         beta_initializer: name or object.
         gamma_initializer: name or object.
+        beta_regularizer: name, object or function; None means none.
+        gamma_regularizer: as `beta_regularizer`.
         **kwargs: see `Layer`.
     """
 
@@ -103,9 +115,14 @@ class LayerNormalization(_Normalizing):
         scale: bool = True,
         beta_initializer: Any = "zeros",
         gamma_initializer: Any = "ones",
+        beta_regularizer: Any = None,
+        gamma_regularizer: Any = None,
         **kwargs: Any,
     ) -> None:
-        found = {"bias": beta_initializer, "scale": gamma_initializer}
+        found = {
+            "bias": (beta_initializer, beta_regularizer),
+            "scale": (gamma_initializer, gamma_regularizer),
+        }
         super().__init__(shoal_nn.LayerNorm(epsilon), axis, _without(center, scale), found, **kwargs)
 
 

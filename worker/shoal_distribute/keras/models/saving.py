@@ -11,6 +11,7 @@ from shoal_distribute.keras import activations, initializers
 from shoal_distribute.keras.files import read_arrays, write_arrays
 from shoal_distribute.keras.layers.base import Layer
 from shoal_distribute.keras.optimizers import Optimizer
+from shoal_distribute.keras.regularizers import L1L2, serialized
 from shoal_distribute.values import DistributedVariable
 
 
@@ -149,9 +150,11 @@ def _described_graph(model: Any) -> dict[str, Any]:
 def _plain(layer: Layer, name: str, value: Any) -> Any:
     if isinstance(value, Initializer):
         return initializers.serialized(value)
+    if isinstance(value, L1L2):
+        return serialized(value)
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    if callable(value):
+    if callable(value) and name == "activation":
         return activations.name_of(value)
     if isinstance(value, str | int | float | bool | dict | list | tuple | None):
         return value

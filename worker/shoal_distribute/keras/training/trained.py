@@ -7,6 +7,7 @@ import numpy as np
 
 from shoal_distribute.keras.metrics import Metric
 from shoal_distribute.keras.optimizers import Optimizer
+from shoal_distribute.keras.tensor import Tensor
 from shoal_distribute.strategies import Strategy
 from shoal_distribute.values import DistributedVariable
 
@@ -23,6 +24,14 @@ class Trained(Protocol):
     @property
     def metrics(self) -> list[Metric]:
         """See `Trainer`."""
+
+    @property
+    def losses(self) -> list[Tensor]:
+        """See `Layer`."""
+
+    @property
+    def trainable_variables(self) -> list[DistributedVariable]:
+        """See `Layer`."""
 
     @property
     def non_trainable_variables(self) -> list[DistributedVariable]:

@@ -15,6 +15,7 @@ from shoal_distribute.keras.tensor import Tensor
 from shoal_distribute.keras.training import loops
 from shoal_distribute.keras.training.callback import History
 from shoal_distribute.keras.training.data import divided, samples_of, unpacked
+from shoal_distribute.keras.training.penalties import added_up, gradients_without_samples, share_of
 from shoal_distribute.keras.training.sources import BatchSource, source_of, validation_of
 from shoal_distribute.replica_context import current_replica
 from shoal_distribute.strategies import Strategy, get_strategy, has_strategy
@@ -44,6 +45,7 @@ class Trainer:
     strategy: Strategy
     built: bool
     trainable_variables: list[DistributedVariable]
+    losses: list[Tensor]
     optimizer: "Optimizer | None" = None
     loss: "Loss | None" = None
     stop_training = False
@@ -124,14 +126,15 @@ class Trainer:
         if samples_of((x,)) == 0:  # the last batch may leave a replica without samples
             self._shared(0.0)
             self._report(before, 0)
-            backward = reversed(self.trainable_variables)  # as in `minimize`
-            zeros = [(namespace_of(it.read()).zeros_like(it.read()), it) for it in backward]
-            self.optimizer.apply_gradients(zeros)
+            self.optimizer.apply_gradients(gradients_without_samples(self))  # type: ignore[arg-type]
             return
         with GradientTape() as tape:
             outputs = self._outputs_of(x, training=True)
-            total, divisor = self._loss_parts(y, outputs, weights)
+            penalty = added_up(self.losses)
+            total, divisor = self._loss_parts(y, outputs, weights, penalty)
             loss = total / self._shared(divisor)
+            if penalty is not None:
+                loss = loss + share_of(penalty, self.strategy)
         # Before the backward pass: strategies may use the group of processes from its beginning to its end.
         self._update_metrics(y, outputs, weights)
         self._report(before, samples_of((x,)))
@@ -147,7 +150,7 @@ class Trainer:
         if samples_of((x,)):
             outputs = self._outputs_of(x, training=False)
             if self.loss is not None:
-                self._loss_parts(y, outputs, weights)
+                self._loss_parts(y, outputs, weights, added_up(self.losses))
             self._update_metrics(y, outputs, weights)
 
     def predict_step(self, data: Any) -> Any:
@@ -309,13 +312,21 @@ class Trainer:
     def _outputs_of(self, x: Any, *, training: bool) -> Any:
         return self(x, training=training)  # type: ignore[operator] # a layer, too
 
-    def _loss_parts(self, y: Any, outputs: Any, weights: Any) -> tuple[Tensor, float]:
-        """Returns the sum of the losses and what divides it for the mean. Adds both to the running mean."""
+    def _loss_parts(self, y: Any, outputs: Any, weights: Any, penalty: Tensor | None) -> tuple[Tensor, float]:
+        """Returns the sum of the losses and what divides it for the mean. Adds both to the running mean.
+
+        Args:
+            y: labels.
+            outputs: outputs of the model.
+            weights: weights of the samples; None means 1.
+            penalty: what regularizers add to the mean; None means nothing.
+        """
         assert self.loss is not None
         if y is None:
             raise errors.InvalidData(f"model {self.name} has a loss, but the data has no labels; give y")
         total, divisor = self.loss.parts(y, outputs, weights)
-        self._tracker.add(total.array.astype("float64"), namespace_of(total.array).asarray(divisor, "float64"))
+        shown = (total if penalty is None else total + penalty * divisor).array.astype("float64")
+        self._tracker.add(shown, namespace_of(shown).asarray(divisor, "float64"))
         return total, divisor
 
     def _shared(self, divisor: float) -> float:
