@@ -79,6 +79,29 @@ LAYERS = {
     ),
     "resizing": LayerCase(lambda k: k.layers.Resizing(7, 3), (IMAGES,)),
     "resizing, nearest": LayerCase(lambda k: k.layers.Resizing(3, 9, interpolation="nearest"), (IMAGES,)),
+    "rotation": LayerCase(lambda k: k.layers.RandomRotation((0.1, 0.1)), (IMAGES,)),
+    "rotation, constant": LayerCase(
+        lambda k: k.layers.RandomRotation((-0.2, -0.2), fill_mode="constant", fill_value=0.3), (IMAGES,)
+    ),
+    "rotation, nearest": LayerCase(
+        lambda k: k.layers.RandomRotation((0.06, 0.06), fill_mode="nearest", interpolation="nearest"), (IMAGES,)
+    ),
+    "rotation, evaluated": LayerCase(lambda k: k.layers.RandomRotation(0.5), (IMAGES,), training=False),
+    "zoom": LayerCase(lambda k: k.layers.RandomZoom((-0.3, -0.3)), (IMAGES,)),
+    "zoom, wrapped": LayerCase(lambda k: k.layers.RandomZoom((0.7, 0.7), [0.9, 0.9], fill_mode="wrap"), (IMAGES,)),
+    "translation": LayerCase(lambda k: k.layers.RandomTranslation((0.3, 0.3), (-0.9, -0.9)), (IMAGES,)),
+    "translation, constant": LayerCase(
+        lambda k: k.layers.RandomTranslation(
+            (-0.25, -0.25), (0.3, 0.3), fill_mode="constant", interpolation="nearest", fill_value=2.0
+        ),
+        (IMAGES,),
+    ),
+    "contrast": LayerCase(lambda k: k.layers.RandomContrast((-0.3, 0.3), value_range=(-1.5, 1.0)), (IMAGES,)),
+    "brightness": LayerCase(lambda k: k.layers.RandomBrightness((0.1, 0.1), value_range=(-1.5, 1.5)), (IMAGES,)),
+    "random crop of low images": LayerCase(lambda k: k.layers.RandomCrop(5, 3), (IMAGES,)),
+    "random crop of small images": LayerCase(lambda k: k.layers.RandomCrop(7, 3), (IMAGES,)),
+    "middle": LayerCase(lambda k: k.layers.CenterCrop(2, 3), (IMAGES,)),
+    "middle of small images": LayerCase(lambda k: k.layers.CenterCrop(7, 3), (IMAGES,)),
     "softmax": LayerCase(lambda k: k.layers.Softmax()),
     "ReLU": LayerCase(lambda k: k.layers.ReLU()),
     "ReLU with a slope": LayerCase(lambda k: k.layers.ReLU(negative_slope=0.1)),

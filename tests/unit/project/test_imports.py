@@ -17,7 +17,7 @@ ROOMS = {
     "shoal_distribute": ROOT / "worker",
 }
 # Of shoal_nn: kernels for the host alone, programs, which look at a data set there, and readers of weights.
-HOST_ONLY = {"depthwise.py", "programs.py", "files.py", "loading.py", "naming.py", "state_dicts.py"}
+HOST_ONLY = {"affine_maps.py", "depthwise.py", "programs.py", "files.py", "loading.py", "naming.py", "state_dicts.py"}
 MODULES = [(room, path) for room, folder in ROOMS.items() for path in sorted((folder / room).rglob("*.py"))]
 
 

@@ -286,6 +286,11 @@ def test_variables_are_those_of_the_scope() -> None:
         (lambda: keras.layers.Resizing(3, 3, antialias=True), errors.InvalidLayer, "antialias is not supported"),
         (lambda: keras.layers.Resizing(3, 0), errors.InvalidLayer, r"size is \(3, 0\)"),
         (lambda: keras.layers.Resizing(3, 3, "bicubic"), errors.InvalidLayer, "method is 'bicubic'"),  # type: ignore[arg-type]
+        (lambda: keras.layers.RandomFlip("horizontl"), errors.InvalidLayer, "did you mean 'horizontal'"),
+        (lambda: keras.layers.RandomRotation(2.0), errors.InvalidLayer, "factor is 2.0; give a number, or two"),
+        (lambda: keras.layers.RandomZoom(0.1, fill_mode="edge"), errors.InvalidLayer, "fill_mode is 'edge'"),
+        (lambda: keras.layers.RandomContrast(0.1, value_range=1), errors.InvalidLayer, "value_range is 1; give two"),  # type: ignore[arg-type]
+        (lambda: keras.layers.RandomCrop(2, 2, data_format="channels_first"), errors.InvalidLayer, "channels_first"),
         (lambda: keras.layers.Softmax(axis=1), errors.InvalidLayer, "the axis must be -1"),
         (lambda: keras.layers.ReLU(max_value=3), errors.InvalidLayer, "max_value=6"),
         (keras.layers.Normalization, errors.InvalidLayer, "a mean and a variance"),

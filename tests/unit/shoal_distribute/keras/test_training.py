@@ -221,6 +221,21 @@ def test_moving_averages_are_those_of_the_replicas() -> None:
     strategy.close()
 
 
+def test_augmentation_differs_between_replicas_and_steps_and_follows_the_seed() -> None:
+    found = []
+    for _ in range(2):
+        keras.utils.set_random_seed(5)
+        with MirroredStrategy(DEVICES) as strategy, strategy.scope():
+            layers = [keras.layers.RandomTranslation(0.3, 0.3), keras.layers.RandomBrightness(0.2, (-9, 9))]
+            model = keras.Sequential([keras.Input((4, 4, 2)), *layers])
+            model.trainable = False  # has no effect on random layers
+            outputs = [strategy.run(lambda: model(X[:1], training=True)).values for _ in range(2)]  # noqa: B023
+            np.testing.assert_array_equal(model.predict(X, verbose=0), X)
+        found.append(np.array([np.asarray(it) for step in outputs for it in step]))
+    np.testing.assert_array_equal(found[0], found[1])
+    assert len({it.tobytes() for it in found[0]}) == 4
+
+
 def test_dropout_differs_between_replicas_and_steps() -> None:
     strategy = MirroredStrategy(DEVICES)
     with strategy.scope():

@@ -1,6 +1,16 @@
 """Layers by Keras' names, with its arguments and defaults. Pure layers of `shoal_nn` compute them."""
 
 from shoal_distribute.keras.layers.activation import ELU, Activation, LeakyReLU, ReLU, Softmax
+from shoal_distribute.keras.layers.augmentation import (
+    CenterCrop,
+    RandomBrightness,
+    RandomContrast,
+    RandomCrop,
+    RandomFlip,
+    RandomRotation,
+    RandomTranslation,
+    RandomZoom,
+)
 from shoal_distribute.keras.layers.base import KerasTensor, Layer
 from shoal_distribute.keras.layers.convolution import Conv2D, DepthwiseConv2D
 from shoal_distribute.keras.layers.core import (
@@ -38,6 +48,7 @@ __all__ = [
     "AveragePooling2D",
     "AvgPool2D",
     "BatchNormalization",
+    "CenterCrop",
     "Concatenate",
     "Conv2D",
     "Dense",
@@ -60,6 +71,13 @@ __all__ = [
     "Maximum",
     "Multiply",
     "Normalization",
+    "RandomBrightness",
+    "RandomContrast",
+    "RandomCrop",
+    "RandomFlip",
+    "RandomRotation",
+    "RandomTranslation",
+    "RandomZoom",
     "ReLU",
     "Rescaling",
     "Reshape",

@@ -95,7 +95,7 @@ class CoreLayer(Layer):
         core: Any = self.core()
         if getattr(core, "input_gradient", False) and not is_recorded(x):
             core = replace(core, input_gradient=False)  # nobody asks for the gradient with respect to the data
-        learns = training and self.trainable
+        learns = training and (self.trainable or not self._variables)  # random layers act when others are frozen, too
         arrays = {name: it.read().reshape(self._shapes[name]) for name, it in self._variables.items()}
         xp = namespace_of(next(iter(arrays.values()), x.array))
         arrays |= {name: xp.asarray(values) for name, values in self._constants.items()}
@@ -129,7 +129,7 @@ class CoreLayer(Layer):
         replica = current_replica()
         number = replica.replica_id_in_sync_group if replica else 0
         step = self._steps[number] = self._steps.get(number, -1) + 1
-        return TrainingContext(random_streams.key_of(self._seed, f"{number}/{step}") % 2**63, self.name)
+        return TrainingContext(random_streams.key_of(self._seed, f"{number}/{step}") % 2**63)
 
 
 class WrappedLayer(CoreLayer):
