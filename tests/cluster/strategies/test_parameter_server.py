@@ -169,6 +169,12 @@ def test_fit_equals_one_process(client: shoal.Client, workers: int) -> None:
         assert np.average([it.values["loss"] for it in own], weights=steps) == pytest.approx(np.mean(losses))
 
 
+def test_an_asynchronous_fit_counts_samples(client: shoal.Client) -> None:
+    with ParameterServerStrategy(client=client, job="counted", devices=["/cpu:0", "/cpu:1"]) as strategy:
+        fitted(strategy, data=(X_FITTED[:9], Y_FITTED[:9]))  # 8 epochs with batches of 8 and 1
+    assert client.job("counted").wait(20).progress.samples == 8 * 9
+
+
 def metrics_of(client: shoal.Client, job: str) -> dict[str, list[MetricsReported]]:
     """Returns the reports of a job that was trained by `fit`, by worker."""
     found: dict[str, list[MetricsReported]] = {}

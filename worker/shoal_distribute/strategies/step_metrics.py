@@ -27,6 +27,11 @@ class StepMetrics:
         """
         self._given[replica] = dict(metrics), samples
 
+    @property
+    def samples(self) -> int:
+        """The number of samples of the replicas of this process; 0 if nothing was reported."""
+        return sum(samples for _, samples in self._given.values())
+
     def joined(self, group: Group | None) -> dict[str, float]:
         """Returns the means over the samples of all replicas, by name; {} if there are none.
 
