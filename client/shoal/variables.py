@@ -44,7 +44,9 @@ class Variable:
         trainable: whether pushes carry gradients, which the job's optimizer applies.
         aggregation: the rule for a variable that is not trainable. "mean" assigns the mean of the values pushed in a
             step, "last" assigns the last value, and "sum" adds increments. None means "last". If a sum leaves the range
-            of the dtype, the element stays at the limit that it passed.
+            of the dtype, the element stays at the limit that it passed. In modes other than synchronous, "mean" of a
+            session assigns the last value, and that of a program changes by the worker's change divided by the number
+            of workers.
         partitioner: the rule that cuts the variable along its first axis, so that several servers can share it. None
             means one slice.
 

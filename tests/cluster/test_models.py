@@ -9,6 +9,7 @@ import pytest
 
 import shoal
 from shoal import optim
+from shoal.consistency import Consistency
 from shoal.status import JobResult
 from support.clusters.local import local_cluster
 from support.programs.model_data import bright, pairs
@@ -61,6 +62,14 @@ def test_a_model_is_fine_tuned_its_head_alone_and_then_whole(client: shoal.Clien
     still = [name for name in everything if everything[name].tobytes() == head_only[name].tobytes()]
     assert not still
     assert third.progress.steps > 0
+
+
+@pytest.mark.parametrize("mode", [shoal.Asynchronous(), shoal.BoundedStaleness(2), shoal.Synchronous()])
+def test_no_worker_replaces_what_others_added_to_an_average(client: shoal.Client, mode: Consistency) -> None:
+    program, steps = "support.programs.recovery:Average", 50
+    job = client.submit(shoal.Job(program, workers=2, max_steps=steps, consistency=mode, optimizer=optim.SGD(0.1)))
+    job.wait(60)
+    np.testing.assert_allclose(job.pull()["mean"], steps)
 
 
 def test_a_table_is_learned_asynchronously_and_the_best_is_by_auc(client: shoal.Client, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""Loading of a job's program, and errors that name it. `shoal.program` defines what a program is."""
+"""Loading of a job's program, its variables and updates, and errors that name it. `shoal.program` defines programs."""
 
+import copy
 import difflib
 import importlib
 import inspect
@@ -12,9 +13,14 @@ from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from shoal import errors, evaluation
+from shoal._numerics import Aggregation
+from shoal.consistency import Consistency
 from shoal.data._reading import batches, prefetcher
-from shoal.program import Dataset, Program
+from shoal.program import Array, Dataset, Program
+from shoal.variables import Variable
 from shoal_worker.allowed_programs import advice_on_missing
 from shoal_worker.devices import Device, lacks_memory
 
@@ -46,6 +52,68 @@ def load_program(reference: str, settings: Mapping[str, Any]) -> Program:
     with as_program_error(f"program {reference}: the factory"):
         program = factory(**settings)
     return _checked(reference, program)
+
+
+def summed(
+    variables: Mapping[str, Variable | np.ndarray], consistency: Consistency
+) -> Mapping[str, Variable | np.ndarray]:
+    """Returns variables with the aggregation "sum" instead of "mean", in modes that need it: see `Increments`.
+
+    Args:
+        variables: the program's variables, by name.
+        consistency: the mode.
+    """
+    found = dict(variables)
+    if consistency.joins_gradients:
+        return found
+    for name, variable in variables.items():
+        if isinstance(variable, Variable) and variable.aggregation is Aggregation.MEAN:
+            found[name] = changed = copy.copy(variable)
+            object.__setattr__(changed, "aggregation", Aggregation.SUM)  # the class is frozen
+    return found
+
+
+class Increments:
+    """Averaged variables as increments, for modes that apply the pushes of the workers one by one.
+
+    If workers pushed values instead, these would replace each other, with what the others have added in between. Each
+    worker adds its change, divided by the number of workers. So one push of each worker changes a variable about as
+    much as one synchronous step, which assigns the mean. Late pushes do not add up to more.
+
+    Args:
+        variables: the program's variables, by name.
+        placed: the variables of the job. Those that it adds up, but the program averages, get increments.
+        workers: number of workers that the job asks for.
+    """
+
+    def __init__(
+        self, variables: Mapping[str, Variable | np.ndarray], placed: Mapping[str, Variable], workers: int
+    ) -> None:
+        own = {name: it.aggregation for name, it in variables.items() if isinstance(it, Variable)}
+        added = {name for name, it in placed.items() if it.aggregation is Aggregation.SUM}
+        self._averaged = {name for name in added if own.get(name) is Aggregation.MEAN}
+        self._added, self._workers = added - self._averaged, workers
+
+    def of(self, updates: Mapping[str, Array], params: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Returns the updates of a step, with increments for averaged variables.
+
+        A push carries all sums or none. So if the program gives values of one aggregation only, the other ones are 0.
+
+        Args:
+            updates: the updates that the program has returned.
+            params: the variables that it was given.
+        """
+        if not self._averaged:
+            return updates
+        found = dict(updates)
+        for name in self._averaged & found.keys():
+            old, new = params[name], found[name]
+            if getattr(new, "shape", None) == old.shape:  # otherwise the push names the mistake
+                found[name] = (new - old) / self._workers
+        for given, others in ((self._averaged, self._added), (self._added, self._averaged)):
+            if given & updates.keys() and not others & updates.keys():
+                found |= {name: params[name] * 0 for name in others}
+        return found
 
 
 @contextmanager
@@ -230,4 +298,12 @@ def _checked(reference: str, program: Any) -> Program:
     return checked
 
 
-__all__ = ["as_out_of_memory_error", "as_program_error", "as_program_or_memory_error", "computing_on", "load_program"]
+__all__ = [
+    "Increments",
+    "as_out_of_memory_error",
+    "as_program_error",
+    "as_program_or_memory_error",
+    "computing_on",
+    "load_program",
+    "summed",
+]

@@ -42,7 +42,7 @@ from shoal_worker.messages import (
     TrainerReport,
     encode,
 )
-from shoal_worker.programs import as_program_error, load_program
+from shoal_worker.programs import Increments, as_program_error, load_program, summed
 from shoal_worker.tickets import DaemonTickets
 from shoal_worker.training_loop import TrainingConfig, TrainingLoop
 
@@ -161,17 +161,13 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
     coordinator = _client(instructions, emit, daemon)
     try:
         participant = Participant(
-            coordinator,
-            instructions.job,
-            instructions.worker,
-            instructions.incarnation,
-            instructions.assignment,
+            coordinator, instructions.job, instructions.worker, instructions.incarnation, instructions.assignment
         )
         name = participant.spec.program
         _check_allowed(name, instructions)
         program = load_program(name, participant.spec.settings)
-        samples = _samples_of(name, program)
-        participant.describe(variables_of(name, program, device), samples)
+        variables, samples = variables_of(name, program, device), _samples_of(name, program)
+        participant.describe(summed(variables, participant.spec.consistency), samples)
         batches = _batches(name, program, participant, device)
         evaluator = _evaluator(name, program, participant, device, leave_requested)
         try:
@@ -189,6 +185,7 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
                 max_steps=spec.max_steps,
                 seeds=BatchSeeds(spec.seed, participant.rank) if takes_seed(program.loss_and_gradients) else None,
                 evaluator=evaluator,
+                increments=Increments(variables, parameters.variables, spec.workers),
                 wire_dtype=None if spec.wire_dtype == "float32" else np.dtype(spec.wire_dtype),
             )
             training = TrainingLoop(

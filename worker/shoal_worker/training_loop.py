@@ -18,7 +18,7 @@ from shoal_worker.batches import Batch, Batches
 from shoal_worker.devices import Device
 from shoal_worker.evaluation import Evaluator
 from shoal_worker.messages import TrainerReport
-from shoal_worker.programs import as_out_of_memory_error, as_program_or_memory_error, computing_on
+from shoal_worker.programs import Increments, as_out_of_memory_error, as_program_or_memory_error, computing_on
 from shoal_worker.step_counters import StepCounters
 
 _REPORT_EVERY_S = 0.5
@@ -95,6 +95,7 @@ class TrainingConfig:
         seeds: seeds of the batches; None if the program takes no seed.
         evaluator: runs evaluations; None if the job has none.
         wire_dtype: 16-bit dtype in which float32 gradients travel; None means unchanged.
+        increments: turns updates of averaged variables into increments; None leaves updates as they are.
     """
 
     name: str
@@ -104,6 +105,7 @@ class TrainingConfig:
     seeds: BatchSeeds | None = None
     evaluator: Evaluator | None = None
     wire_dtype: np.dtype | None = None
+    increments: Increments | None = None
 
 
 class TrainingLoop:
@@ -319,12 +321,13 @@ class TrainingLoop:
             step = self._checked(program.loss_and_gradients(params, batch, **self._seeded(given)))
             where = f"{self._program_name}: loss_and_gradients, step {self._parameters.step}, gives"
             metrics = {name: number(value, f"{where} the metric {name!r}") for name, value in step.metrics.items()}
-            gradients = step.gradients
+            gradients, increments = step.gradients, self._config.increments
+            updates = increments.of(step.updates, params) if increments else step.updates
             return _Computed(
                 gradients=dict(device.download(gradients.items(), self._config.wire_dtype))
                 if isinstance(gradients, Mapping)
                 else self._one_by_one(gradients),
-                updates=dict(device.download(step.updates.items())) or None,
+                updates=dict(device.download(updates.items())) or None,
                 values={**metrics, "loss": number(step.loss, f"{where} the loss")},
             )
 

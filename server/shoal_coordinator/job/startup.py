@@ -65,7 +65,8 @@ class JobStartup:
     def conflict(self, worker: str, description: ProgramDescription) -> str:
         """Returns how a worker's description differs from the first one, and what to do; empty if it does not."""
         first = self._plan.description
-        conflict = first.conflict(description) if first else ""
+        # A worker adds up variables that workers of earlier versions averaged in some modes. It follows the job then.
+        conflict = first.conflict(description, sums=not self._spec.is_session) if first else ""
         if not conflict:
             return ""
         advice = (

@@ -70,17 +70,32 @@ class ProgramDescription:
         _ = found.encoded
         return found
 
-    def conflict(self, second: "ProgramDescription") -> str:
-        """Returns how another description of the same job differs; empty if it does not."""
+    def conflict(self, second: "ProgramDescription", *, sums: bool = False) -> str:
+        """Returns how another description of the same job differs; empty if it does not.
+
+        Args:
+            second: the other description.
+            sums: whether it may add up variables that this one averages.
+        """
         if self.samples != second.samples:
             return f"{second.samples} samples instead of {self.samples}"
         if self.digest and self.digest == second.digest:  # of 60,000 variables, the comparison takes 74 ms
             return ""
         ours, theirs = self.variables, second.variables
-        names = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+        every = sorted(ours.keys() | theirs.keys())
+        names = [name for name in every if not _same(ours.get(name), theirs.get(name), sums=sums)]
         said = [_difference(name, ours.get(name), theirs.get(name)) for name in names[:_MOST_NAMED]]
         left = len(names) - len(said)
         return "; ".join(said) + (f"; and {left} more" if left else "")
+
+
+def _same(ours: Variable | None, theirs: Variable | None, *, sums: bool) -> bool:
+    """Returns whether two definitions of a variable are the same; see `ProgramDescription.conflict`."""
+    if ours == theirs or not (sums and ours and theirs):
+        return ours == theirs
+    differing = {field for field in _FIELDS if getattr(ours, field) != getattr(theirs, field)}
+    kinds = ours.aggregation, theirs.aggregation
+    return differing == {"aggregation"} and kinds == (Aggregation.MEAN, Aggregation.SUM)
 
 
 def _difference(name: str, ours: Variable | None, theirs: Variable | None) -> str:

@@ -60,6 +60,18 @@ class Plane:
         return shoal.StepOutput((error**2).mean(), gradients, updates={"seen": seen})
 
 
+class Average:
+    """A program without data, whose step adds 1 to an averaged variable."""
+
+    dataset = None
+
+    def variables(self) -> Any:
+        return {"w": np.zeros(1, np.float32), "mean": shoal.Variable(2, trainable=False, aggregation="mean")}
+
+    def loss_and_gradients(self, params: Any, batch: Any) -> Any:
+        return shoal.StepOutput(1.0, {"w": np.ones(1, np.float32)}, updates={"mean": params["mean"] + 1})
+
+
 class Tuned(Plane):
     """The same model, with a new head in place of the counts."""
 

@@ -50,6 +50,17 @@ def test_conflicts_with_and_without_digests() -> None:
     assert first.conflict(ProgramDescription(dict(VARIABLES), 10, b"another")) == "", "a digest alone is no conflict"
 
 
+def test_a_worker_may_add_up_what_an_earlier_one_averaged() -> None:
+    averaged, summed = (
+        ProgramDescription({"m": Variable(2, trainable=False, aggregation=kind)}, 0) for kind in ("mean", "sum")
+    )
+    assert averaged.conflict(summed, sums=True) == ""
+    assert "aggregation sum instead of mean" in averaged.conflict(summed)
+    assert "aggregation mean instead of sum" in summed.conflict(averaged, sums=True)
+    wider = ProgramDescription({"m": Variable(3, trainable=False, aggregation="sum")}, 0)
+    assert "shape (3,) instead of (2,)" in averaged.conflict(wider, sums=True)
+
+
 def test_a_restored_description_has_the_digest_of_a_sent_one() -> None:
     sent = Descriptions().decode(messages(), 10)
     stored = tensor_pb2.Placement.FromString(sent.encoded).variables

@@ -5,11 +5,15 @@ import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shoal import errors
+from shoal.consistency import Asynchronous, Synchronous
+from shoal.initializers import Given
 from shoal.program import Dataset, Program, StepOutput
-from shoal_worker.programs import as_program_error, load_program
+from shoal.variables import Variable
+from shoal_worker.programs import Increments, as_program_error, load_program, summed
 
 _numbers = itertools.count()
 
@@ -206,6 +210,34 @@ def test_blame_keeps_the_cause() -> None:
         as_program_error("loss"),
     ):
         outer()
+
+
+def test_a_worker_adds_its_share_of_the_change_of_an_average() -> None:
+    described: dict[str, Variable | np.ndarray] = {
+        "w": np.ones(2),
+        "mean": Variable.of(np.zeros(2), trainable=False, aggregation="mean"),
+        "seen": Variable((), "int64", trainable=False, aggregation="sum"),
+        "last": Variable(2, trainable=False),
+    }
+    placed = summed(described, Asynchronous())
+    assert summed(described, Synchronous()) == described
+    assert placed["mean"] == Variable(2, "float64", Given(), trainable=False, aggregation="sum")
+    assert {name: it for name, it in placed.items() if name != "mean"} == {
+        name: it for name, it in described.items() if name != "mean"
+    }
+    known = {name: it for name, it in placed.items() if isinstance(it, Variable)}
+    increments = Increments(described, known, workers=4)
+    params = {"mean": np.array([1.0, 2.0]), "seen": np.array(7), "last": np.ones(2), "w": np.ones(2)}
+    found = increments.of({"mean": np.array([3.0, 2.0]), "last": np.zeros(2)}, params)
+    assert {name: it.tolist() for name, it in found.items()} == {"mean": [0.5, 0], "seen": 0, "last": [0, 0]}
+    assert {name: it.tolist() for name, it in increments.of({"seen": np.array(1)}, params).items()} == {
+        "seen": 1,
+        "mean": [0, 0],
+    }
+    assert increments.of({"mean": np.ones(3)}, params)["mean"].shape == (3,)
+    assert increments.of({}, params) == {}
+    averaged = {name: it for name, it in described.items() if isinstance(it, Variable)}
+    assert Increments(described, averaged, workers=4).of({"mean": np.ones(2)}, params)["mean"].tolist() == [1, 1]
 
 
 def test_a_step_has_no_updates_unless_given() -> None:
