@@ -81,7 +81,9 @@ class L2(L1L2):
         super().__init__(l2=l2)
 
 
-l1, l2, l1_l2 = L1, L2, L1L2
+l1 = L1
+l2 = L2
+l1_l2 = L1L2
 _BY_NAME: dict[str, type[Regularizer]] = {
     **{"l1": L1, "l2": L2, "l1_l2": L1L2, "l1l2": L1L2},
     **{kind.__name__: kind for kind in (L1, L2, L1L2)},

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.program import Array
-from shoal_nn.augmentation.image_layer import Bounds, Changed, ImageLayer
+from shoal_nn.augmentation.image_layer import Changed, ImageLayer, LowHigh
 from shoal_nn.layer import Shape
 from shoal_nn.reshaping import Interpolate
 from shoal_worker.arrays import namespace_of
@@ -112,8 +112,8 @@ class RandomContrast(ImageLayer):
         value_range: lowest and highest value of the result.
     """
 
-    factors: Bounds
-    value_range: Bounds
+    factors: LowHigh
+    value_range: LowHigh
 
     def _changed(self, x: Array, rng: np.random.Generator) -> Changed:
         factor = namespace_of(x).asarray(rng.uniform(*self.factors, (len(x), 1, 1, 1)), x.dtype)
@@ -136,8 +136,8 @@ class RandomBrightness(ImageLayer):
         value_range: lowest and highest value of the result.
     """
 
-    shares: Bounds
-    value_range: Bounds
+    shares: LowHigh
+    value_range: LowHigh
 
     def _changed(self, x: Array, rng: np.random.Generator) -> Changed:
         low, high = self.value_range
@@ -146,7 +146,7 @@ class RandomBrightness(ImageLayer):
         return y, lambda dy: dy * kept
 
 
-def _clipped(x: Array, value_range: Bounds) -> tuple[Array, Array]:
+def _clipped(x: Array, value_range: LowHigh) -> tuple[Array, Array]:
     """Returns values within a range, and which ones were in it."""
     low, high = value_range
     return x.clip(low, high), (x >= low) & (x <= high)

@@ -11,7 +11,7 @@ from shoal_nn.layer import Shape, StatelessLayer, Train, TrainingContext
 # What a change returns: the images, and a function that returns dx for dy.
 Changed = tuple[Array, Callable[[Array], Array]]
 # The lowest and the highest value of a random number. They may be equal.
-Bounds = tuple[float, float]
+LowHigh = tuple[float, float]
 
 
 class ImageLayer(StatelessLayer):
@@ -42,4 +42,4 @@ class ImageLayer(StatelessLayer):
         """
 
 
-__all__ = ["Bounds", "Changed", "ImageLayer"]
+__all__ = ["Changed", "ImageLayer", "LowHigh"]

@@ -11,7 +11,7 @@ import numpy as np
 from shoal.program import Array
 from shoal_nn.augmentation import affine_maps
 from shoal_nn.augmentation.affine_maps import Maps
-from shoal_nn.augmentation.image_layer import Bounds, Changed, ImageLayer
+from shoal_nn.augmentation.image_layer import Changed, ImageLayer, LowHigh
 from shoal_worker.arrays import Namespace, namespace_of
 
 FillMode = Literal["reflect", "wrap", "constant", "nearest"]
@@ -111,7 +111,7 @@ class RandomRotation(Warp):
         fill_value: see `Warp`.
     """
 
-    turns: Bounds
+    turns: LowHigh
 
     def _maps(self, rng: np.random.Generator, count: int, height: int, width: int) -> Maps:
         return affine_maps.rotations(rng.uniform(*self.turns, count), height, width)
@@ -129,8 +129,8 @@ class RandomZoom(Warp):
         fill_value: see `Warp`.
     """
 
-    heights: Bounds
-    widths: Bounds | None = None
+    heights: LowHigh
+    widths: LowHigh | None = None
 
     def _maps(self, rng: np.random.Generator, count: int, height: int, width: int) -> Maps:
         down = rng.uniform(*self.heights, count)
@@ -150,8 +150,8 @@ class RandomTranslation(Warp):
         fill_value: see `Warp`.
     """
 
-    heights: Bounds
-    widths: Bounds
+    heights: LowHigh
+    widths: LowHigh
 
     def _maps(self, rng: np.random.Generator, count: int, height: int, width: int) -> Maps:
         down, across = (rng.uniform(*bounds, count) for bounds in (self.heights, self.widths))

@@ -9,7 +9,7 @@ from shoal_distribute.keras.layers.core import check_channels_last
 from shoal_distribute.keras.layers.core_layer import CoreLayer
 from shoal_distribute.keras.names import advice
 from shoal_nn import augmentation
-from shoal_nn.augmentation.image_layer import Bounds
+from shoal_nn.augmentation.image_layer import LowHigh
 
 Factor = float | Sequence[float]
 _FLIPS = {"horizontal": (True, False), "vertical": (False, True), "horizontal_and_vertical": (True, True)}
@@ -239,7 +239,7 @@ class RandomBrightness(ImageAugmentation):
         super().__init__(augmentation.RandomBrightness(shares, _range("RandomBrightness", value_range)), seed, **kwargs)
 
 
-def _bounds(layer: str, name: str, factor: Any, lowest: float = -1) -> Bounds:
+def _bounds(layer: str, name: str, factor: Any, lowest: float = -1) -> LowHigh:
     """Returns the lowest and the highest value that a factor stands for.
 
     Args:
@@ -258,14 +258,14 @@ def _bounds(layer: str, name: str, factor: Any, lowest: float = -1) -> Bounds:
     return max(-abs(given[0]), lowest), abs(given[0])
 
 
-def _range(layer: str, value_range: Any) -> Bounds:
+def _range(layer: str, value_range: Any) -> LowHigh:
     """Returns the lowest and the highest value of a range."""
     if not isinstance(value_range, Sequence) or len(value_range) != 2:
         raise errors.InvalidLayer(f"{layer}: value_range is {value_range!r}; give two numbers", kind=layer)
     return min(value_range), max(value_range)
 
 
-def _added(number: float, bounds: Bounds) -> Bounds:
+def _added(number: float, bounds: LowHigh) -> LowHigh:
     return number + bounds[0], number + bounds[1]
 
 
