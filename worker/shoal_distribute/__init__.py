@@ -29,6 +29,7 @@ from shoal_distribute.strategies import (
     in_cross_replica_context,
 )
 from shoal_distribute.task_group import open_group
+from shoal_distribute.tensor_parallel import DeviceMesh
 from shoal_distribute.values import DistributedVariable, PerReplica
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "ClusterCoordinator",
     "ClusterSpec",
     "CrossDeviceOps",
+    "DeviceMesh",
     "DistributedDataset",
     "DistributedVariable",
     "GradientTape",

@@ -1,7 +1,8 @@
 """Devices by the names that TensorFlow uses: "/cpu:0", "/gpu:1"."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from shoal import errors
@@ -44,6 +45,19 @@ class LogicalDevice:
     def activate(self) -> None:
         """Makes it the current device of this thread."""
         self.device.activate()
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Makes it the current device of this thread in a block. At the end, waits until everything is computed.
+
+        After that, other devices can read the results, and what they were computed from can be freed.
+        """
+        if not self.is_gpu:
+            yield
+            return
+        with self.xp.cuda.Device(self.index):
+            yield
+            self.xp.cuda.get_current_stream().synchronize()
 
     def put(self, array: Array) -> Array:
         """Returns the array on this device; the array itself if it is there."""

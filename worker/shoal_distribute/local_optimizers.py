@@ -6,11 +6,13 @@ their own. Tests compare both.
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from shoal import errors, optim
 from shoal.optim import VariableSettings
 from shoal.program import Array
+from shoal_distribute.tensor_parallel import DeviceGroup, SplitArray
 from shoal_worker.arrays import namespace_of
 
 _TINY = 1e-6  # as in PyTorch: a norm of 0 divides nothing
@@ -42,47 +44,51 @@ class LocalOptimizer:
         self._schedule = optimizer.schedule  # built once: an optimizer builds and checks it at each access
         self._settings: dict[str, VariableSettings] = {}  # by variable: patterns of names take long to match
         self._slots: dict[str, State] = {}
+        self._restored: dict[str, State] = {}  # slots that go to the devices of their variables with the next update
+        self._put: Callable[[Array], Array] = _same
 
     def update(self, gradients: Sequence[tuple[str, Array, Array]]) -> None:
         """Applies the gradients of one step, in place.
 
         Args:
-            gradients: (name, value, gradient) of each variable; both arrays have one shape, dtype and device.
+            gradients: (name, value, gradient) of each variable; both arrays have one shape, dtype and device, or are
+                split over devices in the same way.
         """
-        settings = [self._settings_of(name) for name, _, _ in gradients]
-        factor = self._clip_factor(gradients, settings)
+        entries = [
+            _Entry(value, gradient, self._slots_of(name, value), own)
+            for name, value, gradient in gradients
+            if (own := self._settings_of(name)).rate != 0
+        ]
+        factor = self._clip_factor(entries)
         rate = (self.learning_rate or self._schedule).rate(self.version)
         change = _UPDATES[type(self.optimizer)]
-        for (name, value, gradient), own in zip(gradients, settings, strict=True):
-            if own.rate == 0:
-                continue
-            clipped = gradient if factor is None else gradient * value.dtype.type(factor)
-            change(
-                self.optimizer,
-                value,
-                clipped,
-                self._slots_of(name, value),
-                rate * own.rate,
-                self.version,
-                own.weight_decay,
-            )
+
+        def changed(it: _Entry) -> None:
+            clipped = it.gradient if factor is None else it.gradient * it.value.dtype.type(factor)
+            own = it.settings
+            change(self.optimizer, it.value, clipped, it.slots, rate * own.rate, self.version, own.weight_decay)
+
+        _on_devices(changed, entries)
         self.version += 1
 
     def state(self) -> dict[str, Array]:
         """Returns the slots, by "variable/slot"."""
-        return {f"{name}/{slot}": array for name, slots in self._slots.items() for slot, array in slots.items()}
+        kept = self._slots | self._restored
+        return {f"{name}/{slot}": array for name, slots in kept.items() for slot, array in slots.items()}
 
-    def restore(self, version: int, state: Mapping[str, Array]) -> None:
+    def restore(self, version: int, state: Mapping[str, Array], put: Callable[[Array], Array] | None = None) -> None:
         """Sets the number of updates and the slots.
 
         Args:
             version: number of updates so far.
-            state: as `state` returns it, on the replica's device. The optimizer keeps the arrays.
+            state: as `state` returns it. The optimizer keeps the arrays.
+            put: returns an array on the replica's device; None if they are there. Slots of variables that are split
+                go to the devices of their variables instead.
         """
-        self.version, self._slots = version, {}
+        self.version, self._slots, self._restored, self._put = version, {}, {}, put or _same
         for path, array in state.items():
             name, _, slot = path.rpartition("/")
-            self._slots.setdefault(name, {})[slot] = array
+            self._restored.setdefault(name, {})[slot] = array
 
     def _settings_of(self, name: str) -> VariableSettings:
         if name not in self._settings:
@@ -90,24 +96,79 @@ class LocalOptimizer:
         return self._settings[name]
 
     def _slots_of(self, name: str, value: Array) -> State:
+        if restored := self._restored.pop(name, None):
+            put = value.like if isinstance(value, SplitArray) else self._put
+            self._slots[name] = {slot: put(array) for slot, array in restored.items()}
         if name not in self._slots:
-            xp = namespace_of(value)
             initial = _SLOTS[type(self.optimizer)](self.optimizer)
-            self._slots[name] = {slot: xp.full(value.shape, start, value.dtype) for slot, start in initial.items()}
+            self._slots[name] = {slot: _full_like(value, start) for slot, start in initial.items()}
         return self._slots[name]
 
-    def _clip_factor(
-        self, gradients: Sequence[tuple[str, Array, Array]], settings: Sequence[VariableSettings]
-    ) -> float | None:
+    def _clip_factor(self, entries: "Sequence[_Entry]") -> float | None:
         """Returns what `clip_norm` multiplies the gradients with; None if it leaves them alone."""
         limit = self.optimizer.clip_norm
         if not limit:
             return None
-        squares = [
-            _square(gradient) for (_, _, gradient), own in zip(gradients, settings, strict=True) if own.rate != 0
-        ]
+        squares = _on_devices(lambda it: _square(it.gradient), entries)
         factor = limit / (math.sqrt(math.fsum(squares)) + _TINY)
         return factor if factor < 1 else None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What an update of one variable needs, or of one part of a variable that is split over devices.
+
+    Attributes:
+        value: the value.
+        gradient: its gradient.
+        slots: its slots.
+        settings: its settings.
+    """
+
+    value: Array
+    gradient: Array
+    slots: State
+    settings: VariableSettings
+
+    @property
+    def group(self) -> DeviceGroup | None:
+        """The devices of the parts; None if the variable is whole."""
+        return self.value.group if isinstance(self.value, SplitArray) else None
+
+    def part(self, number: int) -> "_Entry":
+        """Returns the part of one device."""
+        slots = {slot: array.parts[number] for slot, array in self.slots.items()}
+        return _Entry(self.value.parts[number], self.gradient.parts[number], slots, self.settings)
+
+
+def _on_devices(function: Callable[[_Entry], Any], entries: Sequence[_Entry]) -> list[Any]:
+    """Calls a function with each variable, or with each of its parts on their devices, and returns all results.
+
+    Args:
+        function: the function. Optimizers change each element on its own, so parts need nothing of each other.
+        entries: the variables.
+    """
+    results = [function(it) for it in entries if it.group is None]
+    for group in dict.fromkeys(it.group for it in entries):
+        if group is not None:
+            own = [it for it in entries if it.group is group]
+            results += _on_group(group, function, own)
+    return results
+
+
+def _on_group(group: DeviceGroup, function: Callable[[_Entry], Any], entries: Sequence[_Entry]) -> list[Any]:
+    found = group.map(lambda _, number: [function(it.part(number)) for it in entries], range(len(group.devices)))
+    return [result for results in found for result in results]
+
+
+def _full_like(value: Array, start: float) -> Array:
+    if isinstance(value, SplitArray):
+        return value.mapped(lambda part: _full_like(part, start))
+    return namespace_of(value).full(value.shape, start, value.dtype)
+
+
+def _same(array: Array) -> Array:
+    return array
 
 
 def _square(gradient: Array) -> float:

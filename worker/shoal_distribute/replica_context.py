@@ -21,6 +21,7 @@ class Replicated(Protocol):
     devices: tuple[LogicalDevice, ...]
     is_default: bool
     first_replica: int
+    keeps_split_variables: bool
 
     @property
     def local_replicas(self) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 
 from shoal import errors
 from shoal.program import Array
+from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.replica_context import Replicated, current_replica
 from shoal_worker.arrays import on_host
 
@@ -109,6 +110,19 @@ class DistributedVariable(ABC):
     @abstractmethod
     def read(self) -> Array:
         """Returns the value, on the device of the current replica. Do not change the array."""
+
+    def storage(self) -> Array:
+        """Returns the array that optimizers update in place: that of `read`, or one in parts on several devices."""
+        return self.read()
+
+    def gradient(self, given: Array, device: LogicalDevice) -> Array:
+        """Returns a gradient of this variable where an optimizer needs it, in the variable's dtype.
+
+        Args:
+            given: the gradient, in the variable's shape.
+            device: the device of the replica.
+        """
+        return device.put(given).astype(self.dtype, copy=False)
 
     def assign(self, value: Any) -> None:
         """Sets the value.

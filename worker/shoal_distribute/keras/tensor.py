@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from shoal.program import Array
+from shoal_distribute.tensor_parallel import SplitArray
 from shoal_distribute.values import DistributedVariable
 from shoal_worker.arrays import namespace_of, on_host
 
@@ -68,35 +69,45 @@ class Tensor:
     function of NumPy or CuPy.
 
     Args:
-        array: a NumPy or CuPy array.
+        array: a NumPy or CuPy array, or a `SplitArray`, which has a part on each of several devices.
         node: the step that computed it; None means that no gradient goes further back.
 
     Attributes:
-        array: the array.
+        stored: the array as it was given.
         node: the step.
     """
 
-    __slots__ = ("__weakref__", "array", "node")
+    __slots__ = ("__weakref__", "_whole", "node", "stored")
     __array_ufunc__ = None  # an operator of NumPy's arrays leaves the work to this class
 
     def __init__(self, array: Array, node: Node | None = None) -> None:
-        self.array, self.node = array, node
+        self.stored, self.node = array, node
+        self._whole: Array | None = None
+
+    @property
+    def array(self) -> Array:
+        """The array. One that is split over devices is gathered at the first access."""
+        if not isinstance(self.stored, SplitArray):
+            return self.stored
+        if self._whole is None:
+            self._whole = self.stored.gathered()
+        return self._whole
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The lengths of its axes."""
-        return tuple(self.array.shape)
+        return tuple(self.stored.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of its elements."""
-        found: np.dtype[Any] = self.array.dtype
+        found: np.dtype[Any] = self.stored.dtype
         return found
 
     @property
     def ndim(self) -> int:
         """The number of its axes."""
-        return int(self.array.ndim)
+        return int(self.stored.ndim)
 
     @property
     def __cuda_array_interface__(self) -> Any:

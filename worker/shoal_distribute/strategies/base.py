@@ -41,10 +41,12 @@ class Strategy(InputSurface, TrainingHooks):
         devices: the devices of this process.
         is_default: whether it is the strategy that is in use outside of any scope.
         first_replica: number of this process's first replica among those of all processes.
+        keeps_split_variables: whether layers may split their variables over devices: with one replica in one process.
     """
 
     devices: tuple[LogicalDevice, ...]
     is_default = False
+    keeps_split_variables = False
     _group: Group | None = None  # of the processes whose values `reduce` and `gather` join
 
     def __init__(self, devices: Sequence[LogicalDevice], ops: CrossDeviceOps) -> None:

@@ -37,11 +37,11 @@ def checked_gradients(
         check_scope(strategy, variable)
         if not variable.trainable:
             raise errors.InvalidGradient(f"variable {variable.name} is not trainable, so it takes no gradient")
-        if gradient.shape != variable.shape:
+        if tuple(gradient.shape) != tuple(variable.shape):
             raise errors.InvalidGradient(
                 f"the gradient of {variable.name} has the shape {gradient.shape}, but the variable {variable.shape}"
             )
-        yield variable, replica.device.put(gradient).astype(variable.dtype, copy=False)
+        yield variable, variable.gradient(gradient, replica.device)
     if not names:
         raise errors.InvalidGradient(
             "no variable has a gradient; compute them from a loss that depends on the variables"

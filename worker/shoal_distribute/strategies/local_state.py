@@ -1,5 +1,6 @@
 """Optimizer state of strategies without servers: a `LocalOptimizer` for each copy of the variables."""
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -74,8 +75,8 @@ class OptimizerStates:
             put: returns an array on the device of a copy.
         """
         for copy in range(self._copies):
-            arrays = {path: put(copy, np.array(array)) for path, array in state.items()}
-            self.of(optimizer, copy).restore(iterations, arrays)
+            arrays = {path: np.array(array) for path, array in state.items()}
+            self.of(optimizer, copy).restore(iterations, arrays, functools.partial(put, copy))
 
 
 __all__ = ["OptimizerStates"]

@@ -32,6 +32,7 @@ class MirroredStrategy(LocalStrategy):
     def __init__(self, devices: Sequence[str] | None = None, cross_device_ops: CrossDeviceOps | None = None) -> None:
         found = logical_devices(devices)
         super().__init__(found, cross_device_ops or default_cross_device_ops(found), places=found)
+        self.keeps_split_variables = len(found) == 1
 
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
         return MirroredVariable(self, name, initial, trainable=trainable)
@@ -50,7 +51,7 @@ class MirroredStrategy(LocalStrategy):
         variables: list[DistributedVariable],
         arrays: list[Array],
     ) -> None:
-        parts = [(it.name, it.read(), gradient) for it, gradient in zip(variables, arrays, strict=True)]
+        parts = [(it.name, it.storage(), gradient) for it, gradient in zip(variables, arrays, strict=True)]
         self._states.of(optimizer, replica.local_replica).update(parts)
 
 

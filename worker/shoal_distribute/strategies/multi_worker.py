@@ -103,6 +103,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         group_name: str = "",
     ) -> None:
         super().__init__(devices, cross_device_ops)
+        self.keeps_split_variables = False  # its processes add up whole gradients
         _tracing.start("client")
         described = cluster_resolver or group or os.environ.get("TF_CONFIG")
         if workers is None and (coordinator or (os.environ.get("SHOAL_COORDINATOR") and not described)):

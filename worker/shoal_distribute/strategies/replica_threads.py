@@ -5,10 +5,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from shoal import _tracing, errors
+from shoal_distribute.core_shares import CoreShares
 from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.rendezvous import Rendezvous
 from shoal_distribute.replica_context import ReplicaContext, Replicated, entered_strategies, running
-from shoal_distribute.strategies.core_shares import CoreShares
 
 # The arguments of one replica: by position, and by name.
 ReplicaCall = tuple[tuple[Any, ...], dict[str, Any]]

@@ -34,6 +34,8 @@ from shoal_distribute.keras.layers.pooling import (
     MaxPooling2D,
     ZeroPadding2D,
 )
+from shoal_distribute.keras.layers.split_dense import ColumnParallelDense, RowParallelDense
+from shoal_distribute.keras.layers.split_embedding import ParallelEmbedding
 
 AvgPool2D = AveragePooling2D
 MaxPool2D = MaxPooling2D
@@ -49,6 +51,7 @@ __all__ = [
     "AvgPool2D",
     "BatchNormalization",
     "CenterCrop",
+    "ColumnParallelDense",
     "Concatenate",
     "Conv2D",
     "Dense",
@@ -71,6 +74,7 @@ __all__ = [
     "Maximum",
     "Multiply",
     "Normalization",
+    "ParallelEmbedding",
     "RandomBrightness",
     "RandomContrast",
     "RandomCrop",
@@ -82,6 +86,7 @@ __all__ = [
     "Rescaling",
     "Reshape",
     "Resizing",
+    "RowParallelDense",
     "Softmax",
     "Subtract",
     "WrappedLayer",

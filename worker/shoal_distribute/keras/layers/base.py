@@ -314,7 +314,7 @@ def as_tensor(value: Any) -> Tensor:
 
 def cast(x: Tensor, dtype: str) -> Tensor:
     """Returns a tensor in another dtype. Its gradient is cast back."""
-    before = x.array.dtype
+    before = x.dtype
     if before == dtype:
         return x
     return recorded(x.array.astype(dtype), (x,), lambda dy: [dy.astype(before) if before.kind == "f" else None])

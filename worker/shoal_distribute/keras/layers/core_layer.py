@@ -60,6 +60,17 @@ class CoreLayer(Layer):
         """Returns the shape in which a variable is kept: Keras', for a name and a shape of shoal_nn."""
         return shape
 
+    def create_variable(self, _name: str, full: str, values: np.ndarray, /, *, trainable: bool) -> DistributedVariable:
+        """Returns a new variable.
+
+        Args:
+            _name: its name in shoal_nn.
+            full: its own name.
+            values: its initial value.
+            trainable: whether it gets gradients.
+        """
+        return self.strategy.create_variable(full, values, trainable=trainable)
+
     def constants(self, _shape: Shape, /) -> dict[str, np.ndarray]:
         """Returns the values of the pure layer's variables that this layer does not have, by name."""
         return {}
@@ -70,7 +81,7 @@ class CoreLayer(Layer):
 
     @property
     def trainable_variables(self) -> list[DistributedVariable]:
-        return [it for it in self._variables.values() if it.trainable] if self.trainable else []
+        return list(self.trained_variables().values())
 
     def build(self, shape: Shape) -> None:
         self._constants = {name: values.astype(self.dtype) for name, values in self.constants(shape).items()}
@@ -83,7 +94,7 @@ class CoreLayer(Layer):
             initializer = self.initializer(name) or described.initializer
             initializers.fill(values.reshape(-1), initializer, name, stored, config.next_seed())
             full = f"{self.name}/{self.weight_names.get(name, name)}"
-            self._variables[name] = self.strategy.create_variable(full, values, trainable=described.trainable)
+            self._variables[name] = self.create_variable(name, full, values, trainable=described.trainable)
         self.built = True
 
     def compute_output_shape(self, shape: Shape) -> Shape:
@@ -104,7 +115,7 @@ class CoreLayer(Layer):
         if learns:
             for name, value in after.items():
                 self._variables[name].assign(value)
-        trained = {name: it for name, it in self._variables.items() if it.trainable and self.trainable}
+        trained = self.trained_variables()
 
         def pullback(dy: Array) -> list[Array | None]:
             gradients, dx = pull(dy)
@@ -121,6 +132,10 @@ class CoreLayer(Layer):
             if penalty is not None and id(variable) in trained:
                 found.append(penalty(recorded(variable.read(), (variable,), lambda dy: [dy])))
         return found
+
+    def trained_variables(self) -> dict[str, DistributedVariable]:
+        """Returns the variables that get gradients, by their names in shoal_nn."""
+        return {name: it for name, it in self._variables.items() if it.trainable and self.trainable}
 
     def _context(self, learns: bool) -> Any:
         """Returns the context of a training step, with a seed of its own; False in evaluation."""

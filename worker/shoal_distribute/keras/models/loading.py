@@ -10,24 +10,27 @@ from shoal_distribute.keras.models import saving
 from shoal_distribute.keras.models.model import Model
 from shoal_distribute.keras.models.sequential import Sequential
 from shoal_distribute.keras.names import named
+from shoal_distribute.tensor_parallel import DeviceMesh
 
 
-def load_model(filepath: str) -> Model:
+def load_model(filepath: str, mesh: DeviceMesh | None = None) -> Model:
     """Returns the model of a file, in the scope that is in use. It is not compiled.
 
     The state of the optimizer is set when the model is compiled with the same optimizer.
 
     Args:
         filepath: a file that `Model.save` wrote.
+        mesh: devices of the layers that are split over devices, in any number. None means those of the file.
 
     Raises:
         UnknownCheckpoint: there is no such file.
         CorruptCheckpoint: the file is of another kind, or damaged.
+        DeviceUnavailable: a layer is split over devices that this machine does not have.
     """
     arrays, description = read_arrays(filepath)
     if "model" not in description:
         raise errors.CorruptCheckpoint(f"{filepath} has variables only; make the model, and use load_weights")
-    model = made(description["model"])
+    model = made(description["model"] if mesh is None else _moved(description["model"], mesh))
     if not isinstance(model, Model):
         raise errors.CorruptCheckpoint(f"{filepath} describes a {type(model).__name__}, which is no model")
     prefix = "optimizer/"
@@ -54,6 +57,16 @@ def made(description: dict[str, Any]) -> Layer:
     known = {name: getattr(keras_layers, name) for name in keras_layers.__all__}
     layer: Layer = named("layer", kind, known)(**{name: _tupled(value) for name, value in config.items()})
     return layer
+
+
+def _moved(description: Any, mesh: DeviceMesh) -> Any:
+    """Returns a description whose split layers have another mesh."""
+    if isinstance(description, list):
+        return [_moved(it, mesh) for it in description]
+    if not isinstance(description, dict):
+        return description
+    moved = {name: _moved(value, mesh) for name, value in description.items()}
+    return moved | {"mesh": mesh.description()} if "mesh" in moved else moved
 
 
 def _graph(config: dict[str, Any]) -> Model:

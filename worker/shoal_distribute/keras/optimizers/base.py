@@ -98,7 +98,10 @@ class Optimizer(Advising):
         Raises:
             WrongContext: the optimizer was made in the scope of another strategy.
         """
-        pairs = [(array_of(gradient), variable) for gradient, variable in grads_and_vars]
+        pairs = [
+            (gradient.stored if isinstance(gradient, Tensor) else array_of(gradient), variable)
+            for gradient, variable in grads_and_vars
+        ]
         self._current_strategy().apply_gradients(self.spec, pairs)
 
     def minimize(self, loss: Any, var_list: Sequence[DistributedVariable], tape: Tape) -> None:

@@ -1,4 +1,4 @@
-"""The cores of the CPU, divided among replicas that compute at the same time."""
+"""The cores of the CPU, divided among devices of a process that compute at the same time."""
 
 import os
 from collections.abc import Iterator
@@ -8,20 +8,20 @@ from threadpoolctl import ThreadpoolController
 
 
 class CoreShares:
-    """Limits the threads of linear algebra to the share of one replica, while the replicas run.
+    """Limits the threads of linear algebra to the share of one device, while several devices compute.
 
-    Each replica calls libraries such as OpenBLAS, which start a thread for each core. Without a limit, the threads of
-    all replicas take the cores from each other. The limit holds for the whole process.
+    Each device of a CPU has a thread that calls libraries such as OpenBLAS, which start a thread for each core. Without
+    a limit, the threads of all devices take the cores from each other. The limit holds for the whole process.
 
     Args:
-        replicas: number of replicas that compute on the CPU, 1 or more.
+        devices: number of devices that compute on the CPU at the same time, 1 or more.
         cores: number of usable cores; None means those that this process may use.
     """
 
-    def __init__(self, replicas: int, cores: int | None = None) -> None:
+    def __init__(self, devices: int, cores: int | None = None) -> None:
         cores = len(os.sched_getaffinity(0)) if cores is None else cores
-        share = max(1, cores // replicas)
-        libraries = ThreadpoolController().lib_controllers if replicas > 1 else []
+        share = max(1, cores // devices)
+        libraries = ThreadpoolController().lib_controllers if devices > 1 else []
         # A smaller number that the user has set, such as by OPENBLAS_NUM_THREADS, stays.
         self._before = [(it, it.num_threads) for it in libraries if it.num_threads and it.num_threads > share]
         self._share = share

@@ -6,7 +6,7 @@ import pytest
 from threadpoolctl import ThreadpoolController
 
 from shoal_distribute import MirroredStrategy
-from shoal_distribute.strategies.core_shares import CoreShares
+from shoal_distribute.core_shares import CoreShares
 
 
 def threads() -> set[int]:

@@ -1,0 +1,92 @@
+"""Device group: a thread for each of the devices that compute the parts of a layer at the same time."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+from weakref import WeakValueDictionary
+
+from shoal_distribute.core_shares import CoreShares
+from shoal_distribute.devices import LogicalDevice, logical_devices
+from shoal_distribute.replica_context import current_replica
+
+
+class DeviceGroup:
+    """Devices that compute together, each on a thread of its own. `device_group` returns it.
+
+    Its tasks never wait for each other, so several threads may call `map` at the same time. The threads end when no
+    layer and no array uses the group any more.
+
+    Args:
+        devices: the devices.
+
+    Attributes:
+        devices: the devices.
+    """
+
+    def __init__(self, devices: Sequence[LogicalDevice]) -> None:
+        self.devices = tuple(devices)
+        self._pools = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"part-{number}") for number in range(len(self.devices))
+        ]
+        self._shares = CoreShares(max(1, sum(not it.is_gpu for it in self.devices)))
+
+    @property
+    def home(self) -> LogicalDevice:
+        """The device of whole arrays: that of the replica that runs, otherwise the first one of the group."""
+        replica = current_replica()
+        return replica.device if replica else self.devices[0]
+
+    def map(self, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
+        """Calls a function on the thread of each device, at the same time.
+
+        Args:
+            function: the function. It gets the device, and one value of each column.
+            *columns: values, one for each device.
+
+        Returns:
+            The results, in the order of the devices. If calls raise, the first error is raised.
+        """
+        gpu = next((it for it in self.devices if it.is_gpu), None)
+        if gpu is not None:  # the threads read arrays that this thread has computed
+            gpu.xp.cuda.get_current_stream().synchronize()
+        with self._shares.limited():
+            calls = zip(self._pools, zip(self.devices, *columns, strict=True), strict=True)
+            futures = [pool.submit(_call, function, *call) for pool, call in calls]
+            wait(futures)
+        return [future.result() for future in futures]
+
+
+def _call(function: Callable[..., Any], device: LogicalDevice, *values: Any) -> Any:
+    try:
+        with device.computing():
+            return function(device, *values)
+    except Exception as error:
+        error.add_note(f"raised on {device}")
+        raise
+
+
+_lock = threading.Lock()  # guards _groups
+# Layers on the same devices share the threads. A group lasts as long as its users.
+_groups: "WeakValueDictionary[tuple[str, ...], DeviceGroup]" = WeakValueDictionary()
+
+
+def device_group(names: Sequence[str]) -> DeviceGroup:
+    """Returns the group of these devices.
+
+    Args:
+        names: names of devices.
+
+    Raises:
+        DeviceUnavailable: there is no such device, or one is given twice.
+    """
+    devices = logical_devices(names)
+    key = tuple(it.name for it in devices)
+    with _lock:
+        group = _groups.get(key)
+        if group is None:
+            group = _groups[key] = DeviceGroup(devices)
+        return group
+
+
+__all__ = ["DeviceGroup", "device_group"]
