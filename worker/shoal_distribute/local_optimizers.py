@@ -132,7 +132,7 @@ class _Entry:
 
     @property
     def group(self) -> DeviceGroup | None:
-        """The devices of the parts; None if the variable is whole."""
+        """The devices of the parts; None if the variable is not split."""
         return self.value.group if isinstance(self.value, SplitArray) else None
 
     def part(self, number: int) -> "_Entry":

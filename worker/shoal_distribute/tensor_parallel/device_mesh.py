@@ -9,7 +9,7 @@ import numpy as np
 from shoal import errors
 
 # The name of a device, such as "/gpu:0", or the number of a rank.
-Member = str | int
+MeshMember = str | int
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DeviceMesh:
     """
 
     axes: Mapping[str, int]
-    devices: Sequence[Member]
+    devices: Sequence[MeshMember]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "axes", dict(self.axes))
@@ -83,7 +83,7 @@ class DeviceMesh:
         """
         return self.axes[self._known(axis)]
 
-    def coordinates(self, device: Member) -> dict[str, int]:
+    def coordinates(self, device: MeshMember) -> dict[str, int]:
         """Returns the place of a device: its number along each axis.
 
         Raises:
@@ -94,7 +94,7 @@ class DeviceMesh:
         place = np.unravel_index(self.devices.index(device), tuple(self.axes.values()))
         return {axis: int(number) for axis, number in zip(self.axes, place, strict=True)}
 
-    def groups(self, axis: str) -> tuple[tuple[Member, ...], ...]:
+    def groups(self, axis: str) -> tuple[tuple[MeshMember, ...], ...]:
         """Returns the groups along an axis: the devices of a group differ in this coordinate alone.
 
         Raises:
@@ -104,7 +104,7 @@ class DeviceMesh:
         lines = np.moveaxis(self._grid(), along, -1).reshape(-1, self.axes[axis])
         return tuple(tuple(self.devices[number] for number in line) for line in lines)
 
-    def group_of(self, device: Member, axis: str) -> tuple[Member, ...]:
+    def group_of(self, device: MeshMember, axis: str) -> tuple[MeshMember, ...]:
         """Returns the group of a device along an axis, itself included.
 
         Args:
@@ -135,7 +135,7 @@ class DeviceMesh:
         chosen = self._grid()[tuple(coordinates.get(axis, slice(None)) for axis in self.axes)]
         return DeviceMesh(kept, [self.devices[number] for number in np.ravel(chosen)])
 
-    def only_group(self, axis: str) -> tuple[Member, ...]:
+    def only_group(self, axis: str) -> tuple[MeshMember, ...]:
         """Returns the group along an axis, if the mesh has a single one.
 
         Raises:
@@ -166,4 +166,4 @@ class DeviceMesh:
         return f"{shown} and {len(self.devices) - 8} more" if len(self.devices) > 8 else shown
 
 
-__all__ = ["DeviceMesh", "Member"]
+__all__ = ["DeviceMesh", "MeshMember"]

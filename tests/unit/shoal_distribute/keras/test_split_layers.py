@@ -320,7 +320,7 @@ def test_wrong_use_is_named() -> None:
     with pytest.raises(TypeError, match="did you mean 'gather_output'"):
         layers.ColumnParallelDense(8, mesh=mesh(2), gather_outputs=True)
     parallel = dense(3, on=2, split="row", inputs=8, input_is_parallel=True, name="row")
-    with pytest.raises(errors.InvalidLayer, match="row has input_is_parallel=True, but its input is whole"):
+    with pytest.raises(errors.InvalidLayer, match="row has input_is_parallel=True, but its input is not in parts"):
         parallel(np.ones((2, 8)))
     with pytest.raises(
         errors.InvalidLayer, match=r"row is on /cpu:0, /cpu:1, but the parts .* on /cpu:0, /cpu:1, /cpu:2"

@@ -120,7 +120,7 @@ class ColumnParallelDense(_SplitDense):
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:  # noqa: ARG002 - acts the same
         x, group = self.input_of(inputs), self._group
-        whole, home, is_data = x.array, group.home, not is_recorded(x)
+        whole, home, is_data = x.array, self.home, not is_recorded(x)
         by_element = self._by_element
 
         def forward(device: LogicalDevice, kernel: Array, bias: Array | None) -> _Applied:
@@ -198,7 +198,7 @@ class RowParallelDense(_SplitDense):
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:  # noqa: ARG002 - acts the same
         x, group = self._split_input(inputs), self._group
-        own, home, is_data = self._parts_of_input(x), group.home, not is_recorded(x)
+        own, home, is_data = self._parts_of_input(x), self.home, not is_recorded(x)
         core = shoal_nn.Dense(self._layer.units, bias=False)
 
         def forward(device: LogicalDevice, kernel: Array, part: Array) -> _Applied:
@@ -229,8 +229,8 @@ class RowParallelDense(_SplitDense):
             return self.input_of(inputs)
         if not isinstance(inputs.stored, SplitArray):
             raise errors.InvalidLayer(
-                f"layer {self.name} has input_is_parallel=True, but its input is whole; give input_is_parallel=False, "
-                "or gather_output=False to a ColumnParallelDense just before it",
+                f"layer {self.name} has input_is_parallel=True, but its input is not in parts; give "
+                "input_is_parallel=False, or gather_output=False to a ColumnParallelDense just before it",
                 kind=type(self).__name__,
             )
         return inputs if inputs.dtype == self.dtype else self.input_of(inputs)

@@ -76,7 +76,7 @@ class ParallelEmbedding(SplitLayer):
             found = group.map(lambda device, pull: {"table": pull(device.put(dy))}, pulls)
             return [None, *self.gradients(found)]
 
-        y = total_on(group.home, [y for y, _ in outputs])
+        y = total_on(self.home, [y for y, _ in outputs])
         return recorded(y, (inputs, *self.trained_variables().values()), pullback)
 
     def _check_ids(self, ids: Array) -> None:

@@ -7,8 +7,10 @@ import numpy as np
 
 from shoal import errors
 from shoal.program import Array
+from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.keras.layers.core_layer import CoreLayer
 from shoal_distribute.keras.tensor import Tensor
+from shoal_distribute.replica_context import current_replica
 from shoal_distribute.tensor_parallel import DeviceMesh, SplitArray, SplitVariable, device_group, shard_bounds
 from shoal_distribute.values import DistributedVariable
 
@@ -35,6 +37,12 @@ class SplitLayer(CoreLayer):
         super().__init__(**kwargs)
         self.mesh = DeviceMesh.of(mesh)
         self._group = device_group([str(it) for it in self.mesh.only_group(axis)])
+
+    @property
+    def home(self) -> LogicalDevice:
+        """The device of whole arrays: that of the replica that runs, otherwise the first one of the strategy."""
+        replica = current_replica()
+        return replica.device if replica else self.strategy.devices[0]
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "mesh": self.mesh.description()}
