@@ -12,7 +12,7 @@ from shoal_distribute.replica_context import current_replica
 
 
 class DeviceGroup:
-    """Devices that compute together, each on a thread of its own. `device_group` returns it.
+    """Devices that compute together, each on a thread of its own. `group_of_devices` returns it.
 
     Its tasks never wait for each other, so several threads may call `map` at the same time. The threads end when no
     layer and no array uses the group any more.
@@ -71,7 +71,7 @@ _lock = threading.Lock()  # guards _groups
 _groups: "WeakValueDictionary[tuple[str, ...], DeviceGroup]" = WeakValueDictionary()
 
 
-def device_group(names: Sequence[str]) -> DeviceGroup:
+def group_of_devices(names: Sequence[str]) -> DeviceGroup:
     """Returns the group of these devices.
 
     Args:
@@ -89,4 +89,4 @@ def device_group(names: Sequence[str]) -> DeviceGroup:
         return group
 
 
-__all__ = ["DeviceGroup", "device_group"]
+__all__ = ["DeviceGroup", "group_of_devices"]

@@ -10,7 +10,7 @@ from shoal import errors
 from shoal.program import Array
 from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.tensor_parallel.device_group import DeviceGroup
-from shoal_distribute.tensor_parallel.shard_bounds import shard_bounds
+from shoal_distribute.tensor_parallel.split_bounds import part_bounds
 from shoal_worker.arrays import on_host
 
 
@@ -22,7 +22,7 @@ class SplitArray:
     Args:
         group: the devices.
         axis: the axis that is split.
-        parts: the parts, each on its device, in the order of the devices. `shard_bounds` has their lengths.
+        parts: the parts, each on its device, in the order of the devices. `part_bounds` has their lengths.
 
     Attributes:
         group: the devices.
@@ -72,7 +72,7 @@ class SplitArray:
     @property
     def bounds(self) -> tuple[slice, ...]:
         """The part of the axis that each device has."""
-        return shard_bounds(self.shape[self.axis], len(self.parts))
+        return part_bounds(self.shape[self.axis], len(self.parts))
 
     def gathered(self, device: LogicalDevice | None = None) -> Array:
         """Returns the whole array on one device.
@@ -148,7 +148,7 @@ def views_of(array: Array, axis: int, devices: int) -> Sequence[Array]:
     if isinstance(array, SplitArray):
         return array.parts
     axis = axis % array.ndim
-    return [array[(slice(None),) * axis + (part,)] for part in shard_bounds(array.shape[axis], devices)]
+    return [array[(slice(None),) * axis + (part,)] for part in part_bounds(array.shape[axis], devices)]
 
 
 def total_on(device: LogicalDevice, parts: Sequence[Array]) -> Array:

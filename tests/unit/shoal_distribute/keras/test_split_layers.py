@@ -19,7 +19,7 @@ from shoal_distribute import (
     OneDeviceStrategy,
     keras,
 )
-from shoal_distribute.tensor_parallel import SplitArray, device_group
+from shoal_distribute.tensor_parallel import SplitArray, group_of_devices
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
@@ -266,8 +266,8 @@ def test_variables_are_whole_to_users() -> None:
 
 
 def test_layers_on_the_same_devices_share_threads() -> None:
-    assert device_group(["/cpu:0", "/cpu:1"]) is device_group(["cpu:0", "cpu:1"])
-    group = device_group(["/cpu:0", "/cpu:1"])
+    assert group_of_devices(["/cpu:0", "/cpu:1"]) is group_of_devices(["cpu:0", "cpu:1"])
+    group = group_of_devices(["/cpu:0", "/cpu:1"])
 
     def failing(device: Any, number: int) -> int:
         if number:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal import errors
 from shoal_distribute import DeviceMesh
-from shoal_distribute.tensor_parallel import shard_bounds
+from shoal_distribute.tensor_parallel import part_bounds
 
 GPUS = [f"/gpu:{number}" for number in range(8)]
 
@@ -78,7 +78,7 @@ def test_unknown_places_are_named() -> None:
 
 @given(st.integers(1, 12), st.integers(0, 40))
 def test_parts_differ_by_at_most_one_element(devices: int, more: int) -> None:
-    bounds = shard_bounds(devices + more, devices)
+    bounds = part_bounds(devices + more, devices)
     lengths = [it.stop - it.start for it in bounds]
     assert [number for it in bounds for number in range(it.start, it.stop)] == [*range(devices + more)]
     assert lengths == sorted(lengths, reverse=True)
@@ -87,4 +87,4 @@ def test_parts_differ_by_at_most_one_element(devices: int, more: int) -> None:
 
 def test_fewer_elements_than_devices_are_refused() -> None:
     with pytest.raises(errors.InvalidShape, match="the output has 3 elements, too few to be split over 4 devices"):
-        shard_bounds(3, 4, "the output")
+        part_bounds(3, 4, "the output")

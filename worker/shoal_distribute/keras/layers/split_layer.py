@@ -11,7 +11,7 @@ from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.keras.layers.core_layer import CoreLayer
 from shoal_distribute.keras.tensor import Tensor
 from shoal_distribute.replica_context import current_replica
-from shoal_distribute.tensor_parallel import DeviceMesh, SplitArray, SplitVariable, device_group, shard_bounds
+from shoal_distribute.tensor_parallel import DeviceMesh, SplitArray, SplitVariable, group_of_devices, part_bounds
 from shoal_distribute.values import DistributedVariable
 
 
@@ -36,7 +36,7 @@ class SplitLayer(CoreLayer):
     def __init__(self, mesh: DeviceMesh | Mapping[str, Any], axis: str, /, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.mesh = DeviceMesh.of(mesh)
-        self._group = device_group([str(it) for it in self.mesh.only_group(axis)])
+        self._group = group_of_devices([str(it) for it in self.mesh.only_group(axis)])
 
     @property
     def home(self) -> LogicalDevice:
@@ -96,7 +96,7 @@ class SplitLayer(CoreLayer):
             length: number of elements.
             what: what they are, in words.
         """
-        shard_bounds(length, len(self._group.devices), f"{what} of layer {self.name}")
+        part_bounds(length, len(self._group.devices), f"{what} of layer {self.name}")
 
 
 __all__ = ["SplitLayer"]

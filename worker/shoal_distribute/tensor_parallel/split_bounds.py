@@ -5,7 +5,7 @@ import itertools
 from shoal import errors
 
 
-def shard_bounds(length: int, devices: int, what: str = "an axis") -> tuple[slice, ...]:
+def part_bounds(length: int, devices: int, what: str = "an axis") -> tuple[slice, ...]:
     """Returns the part of each device. If the devices do not divide the axis, the first ones have one element more.
 
     Args:
@@ -26,4 +26,4 @@ def shard_bounds(length: int, devices: int, what: str = "an axis") -> tuple[slic
     return tuple(slice(start, stop) for start, stop in itertools.pairwise(starts))
 
 
-__all__ = ["shard_bounds"]
+__all__ = ["part_bounds"]
