@@ -5,7 +5,7 @@ wait for another job.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -110,13 +110,21 @@ class JobWaits:
 
     # Ends of waits.
 
-    def changed(self, submissions: Iterable[int]) -> list[Wake]:
-        """Wakes the watchers of some jobs. Returns how to wake the workers that need not wait any longer."""
+    def changed(self, jobs: Mapping[int, bool]) -> list[Wake]:
+        """Wakes the watchers of jobs that have changed.
+
+        Args:
+            jobs: by submission, whether the wait of a worker may end now. If not, the job has only new events, such as
+                those of a report. A thousand workers may wait, so they are not looked at then.
+
+        Returns:
+            How to wake the workers that need not wait any longer.
+        """
         wakes: list[Wake] = []
-        for submission in submissions:
+        for submission, may_end in jobs.items():
             if watched := self._watched.get(submission):
                 watched.changed.notify_all()
-            if entries := self._entries.get(submission):
+            if may_end and (entries := self._entries.get(submission)):
                 wakes += self._take(entries, entries.job.answerable(entries.waits.keys()))
         return wakes
 

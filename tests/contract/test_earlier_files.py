@@ -137,11 +137,24 @@ def test_a_coordinator_answers_as_one_of_then_did(started: tuple[PinnedCoordinat
         assert answer == expected, f"{shown(answer)}\n\ninstead of\n\n{shown(expected)}"
 
 
-def as_written_then(key: str, record: bytes) -> bytes:
-    """Returns a record without the fields that versions of then did not have."""
+def ranks_in(records: Mapping[str, bytes], job: str) -> dict[int, state_pb2.RankRecord]:
+    """Returns the ranks of a job, such as job/1, which have no record in the store of an earlier version."""
+    prefix = f"{job}/rank/"
+    names = [key for key in records if key.startswith(prefix)]
+    return {int(key.removeprefix(prefix)): state_pb2.RankRecord.FromString(records[key]) for key in names}
+
+
+def as_written_then(key: str, record: bytes, ranks: Mapping[int, state_pb2.RankRecord]) -> bytes:
+    """Returns a record as versions of then wrote it: without the fields that they did not have, and with the ranks."""
     if not key.endswith("/state"):
         return record
     state = state_pb2.JobRecord.FromString(record)
+    for rank, it in sorted(ranks.items()):
+        state.worker_group[rank] = it.worker
+        if it.HasField("member"):
+            state.members.append(it.member)
+        if it.finished:
+            state.finished.append(rank)
     state.ClearField("trained_s")
     state.ClearField("training_since")
     if state.waiting_for == WAITS + BUSY:  # the new text is an event, for which the coordinator reserved numbers
@@ -160,9 +173,11 @@ def test_a_coordinator_knows_every_record_as_it_was_written(files: Path, checkpo
     rig = PinnedCoordinator(str(files / "coordinator.db"), checkpoints, Clock(LATER))
     with rig, rig.coordinator.reading() as (machine, _):
         known = ClusterRecords(machine).all()
-    assert {key: as_written_then(key, known[key]) for key in written} == written
+    ranks = {key: ranks_in(known, key.removesuffix("/state")) for key in written}
+    assert {key: as_written_then(key, known[key], ranks[key]) for key in written} == written
     # Jobs that never ran have nothing to tell; their tallies are written with a worker that goes. The event is BUSY.
-    assert known.keys() - written.keys() == {"job/3/tally", "job/4/tally", "job/4/event/10002"}
+    new = {key for key in known.keys() - written.keys() if "/rank/" not in key}
+    assert new == {"job/3/tally", "job/4/tally", "job/4/event/10002"}
 
 
 def test_users_see_all_that_was_there(started: tuple[PinnedCoordinator, Clock]) -> None:

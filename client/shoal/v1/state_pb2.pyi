@@ -324,15 +324,15 @@ class JobRecord(_message.Message):
     """See JobStatus.restore_note."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMemberRecord]:
-        """The live members of the worker group."""
+        """Only in stores of schema 2 and earlier: the live members of the worker group. RankRecord has replaced this field."""
 
     @_builtins.property
     def worker_group(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
-        """The worker of each rank. It stays here after the worker has finished, and after the job has ended."""
+        """Only in stores of schema 2 and earlier: RankRecord.worker, by rank."""
 
     @_builtins.property
     def finished(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The ranks that have finished, in ascending order."""
+        """Only in stores of schema 2 and earlier: the ranks for which RankRecord.finished is set, in ascending order."""
 
     @_builtins.property
     def source(self) -> _job_pb2.CheckpointChoice:
@@ -354,7 +354,7 @@ class JobRecord(_message.Message):
 
     @_builtins.property
     def departed(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
-        """For a session job: what has happened to the last session of each free rank, by rank."""
+        """Only in stores of schema 2 and earlier: RankRecord.departed, by rank."""
 
     @_builtins.property
     def restart_point(self) -> _job_pb2.RestartPoint:
@@ -432,6 +432,46 @@ class QuarantineRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___QuarantineRecord: _TypeAlias = QuarantineRecord  # noqa: Y015
+
+@_typing.final
+class RankRecord(_message.Message):
+    """Key "job/NUMBER/rank/RANK": one rank of a job. Ranks have records of their own, so that a decision about one of a
+    thousand workers writes little. Absent if the rank has no worker, and nothing is known of an earlier one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    DEPARTED_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """The worker of the rank. It stays here after the worker has finished, and after the job has ended. Empty if the worker
+    has left before it finished.
+    """
+    finished: _builtins.bool
+    """Whether the worker has finished."""
+    departed: _builtins.str
+    """If the rank is free: what has happened to its last worker. See JobMember.reason."""
+    @_builtins.property
+    def member(self) -> Global___GroupMemberRecord:
+        """The worker, if it is live."""
+
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        member: Global___GroupMemberRecord | None = ...,
+        finished: _builtins.bool = ...,
+        departed: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["departed", b"departed", "finished", b"finished", "member", b"member", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankRecord: _TypeAlias = RankRecord  # noqa: Y015
 
 @_typing.final
 class GroupMemberRecord(_message.Message):

@@ -11,7 +11,7 @@ class DirtyRecords:
 
     def __init__(self) -> None:
         self._keys = {record_keys.CLUSTER}
-        self._changed_jobs: set[int] = set()  # submissions
+        self._changed_jobs: dict[int, bool] = {}  # by submission; see `take_changed_jobs`
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -27,12 +27,12 @@ class DirtyRecords:
     def job(self, submission: int, name: str) -> None:
         """Marks one record of a job."""
         if name in _WAITED_FOR:
-            self._changed_jobs.add(submission)
+            self._changed_jobs[submission] = True
         self._keys.add(record_keys.of_job(submission, name))
 
     def job_event(self, submission: int) -> None:
         """Marks a job that has a new event, which may have no record."""
-        self._changed_jobs.add(submission)
+        self._changed_jobs.setdefault(submission, False)
 
     def effect(self, number: int) -> None:
         """Marks an effect's record, and the cluster's, since the effect may be new."""
@@ -43,7 +43,11 @@ class DirtyRecords:
         taken, self._keys = sorted(self._keys), set()
         return taken
 
-    def take_changed_jobs(self) -> set[int]:
-        """Returns the submissions of the jobs with a new event, state or plan since the last call."""
-        taken, self._changed_jobs = self._changed_jobs, set()
+    def take_changed_jobs(self) -> dict[int, bool]:
+        """Returns the jobs with a new event, state or plan since the last call.
+
+        Returns:
+            By submission, whether the state or the plan may have changed, and not only the events.
+        """
+        taken, self._changed_jobs = self._changed_jobs, {}
         return taken

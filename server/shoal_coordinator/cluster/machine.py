@@ -54,7 +54,7 @@ class Cluster:
     Attributes:
         counters: counts of job events since this object was created.
         listing: lists of jobs and members, a page at a time.
-        take_changed_jobs: returns the submissions of the jobs that changed, or have new events, since the last call.
+        take_changed_jobs: returns the jobs that changed, or have new events; see `DirtyRecords.take_changed_jobs`.
     """
 
     def __init__(self, cluster: str, policy: ClusterPolicy, now: float) -> None:
@@ -233,8 +233,11 @@ class Cluster:
 
     def shard_plan(self, name: str) -> ShardPlan | None:
         """Returns the plan that a job would need if it were described now; None if it needs none."""
-        job, servers = self._jobs.get(name), len(self._members.not_draining)
-        return ShardPlan.of(job.spec, servers) if job and servers and not (job.ended or job.described) else None
+        job = self._jobs.get(name)
+        if job is None or job.ended or job.described:
+            return None
+        servers = len(self._members.not_draining)
+        return ShardPlan.of(job.spec, servers) if servers else None
 
     def jobs(self, now: float) -> list[JobStatus]:
         """Returns the status of all jobs, newest first."""

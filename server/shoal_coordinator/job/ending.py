@@ -64,7 +64,7 @@ class JobEnding:
         rank = self._worker_group.active[worker].rank
         effects = self.release(worker, cursor, rank)
         self._worker_group.finish(rank)
-        self._changed(JobRecordKind.STATE)
+        self._changed(JobRecordKind.STATE)  # a call of the worker may wait for its entry
         return effects + self._succeed_when_done(now)
 
     def lose(self, worker: str, now: float, cursor: Cursor | None = None, why: str = "") -> list[Effect]:

@@ -26,8 +26,6 @@ class GroupMember:
         assignment: number of its assignment, unique in the cluster.
         stage: how far its entry has come.
         described: whether it has loaded the program and the given values.
-        waits: whether it has asked to enter before the servers held the shards. Not stored: a worker repeats its call
-            to the next coordinator.
         step: the step at which it starts.
         last_report: its last report; stored in the record of the progress totals.
         stepped_at: when its step last rose, or it was admitted, in seconds of Unix time. Not stored.
@@ -40,7 +38,6 @@ class GroupMember:
     assignment: int
     stage: Stage = Stage.ASSIGNED
     described: bool = False
-    waits: bool = False
     step: int = 0
     last_report: WorkerReported | None = None
     stepped_at: float = 0.0

@@ -187,7 +187,7 @@ class JobMachine(JobView):
         Returns:
             The effects.
         """
-        seconds = self._worker_group.quarantine(worker, now)
+        seconds = self._worker_group.quarantines.add(worker, now)
         self._counters.quarantined[why] += 1
         self._lifecycle.note(f"worker {worker} is quarantined for {seconds:.0f} s: {reason}", now)
         return self.lose(worker, now, why=f"was quarantined: {first_line(reason)}")
@@ -209,7 +209,7 @@ class JobMachine(JobView):
             The effects.
         """
         self._counters.hung += 1
-        if self._worker_group.count_hang(worker) and others:
+        if self._worker_group.quarantines.count_hang(worker) and others:
             return self.quarantine(worker, QuarantineReason.HUNG, reason, now)
         self._lifecycle.note(f"worker {worker} is restarted: {reason}", now)
         return self.lose(worker, now)

@@ -12,7 +12,7 @@ from shoal_coordinator.job.owners import Owners
 from shoal_coordinator.job.progress import report_from_proto
 from shoal_coordinator.job.recovery import Recovery
 from shoal_coordinator.job.submission import Submission
-from shoal_coordinator.messages import JobRecordKind, JobSnapshot, event_message
+from shoal_coordinator.messages import JobRecordKind, JobSnapshot, event_message, record_keys
 
 
 class JobRecords:
@@ -36,7 +36,8 @@ class JobRecords:
     @property
     def record_names(self) -> Iterator[str]:
         """The names of all records that the job may have."""
-        yield from (kind for kind in JobRecordKind if kind is not JobRecordKind.EVENT)
+        yield from (kind for kind in JobRecordKind if kind not in {JobRecordKind.RANK, JobRecordKind.EVENT})
+        yield from map(record_keys.of_rank, self._worker_group.recorded_ranks)
         yield from (f"{JobRecordKind.EVENT}/{number}" for number in self._log.kept)
 
     def record(self, name: str) -> Message | None:
@@ -58,6 +59,8 @@ class JobRecords:
                 return self._checkpoint_coordinator.checkpoints.to_proto()
             case JobRecordKind.EVALUATION:
                 return evaluation_schedule.to_proto() if evaluation_schedule else None
+            case JobRecordKind.RANK:
+                return self._worker_group.rank_record(int(number))
         event = self._log.find(int(number))
         return event_message(event) if event else None
 
@@ -74,14 +77,15 @@ class JobRecords:
     def restore(self, saved: JobSnapshot, now: float) -> list[str]:
         """Restores the owners of a new job from its records; returns the names of those that have to be written again.
 
-        Earlier versions of Shoal stored no record of checkpoints in a cluster without checkpoint storage. The clock may
-        have gone back since the records were written: times that decide what happens next are limited to `now`. The
-        times of events stay, because watchers have seen them, and nothing is decided by them.
+        Earlier versions of Shoal stored the ranks in the job's record. They had no record of checkpoints in a cluster
+        without checkpoint storage. The clock may have gone back since the records were written: times that decide what
+        happens next are limited to `now`. The times of events stay, because watchers have seen them, and nothing is
+        decided by them.
         """
         state, evaluation_schedule = saved.state, self._checkpoint_coordinator.evaluation_schedule
         self._lifecycle.restore_from(state, now)
         self._plan.restore_from(state, saved.plan)
-        self._worker_group.restore_from(state, now)
+        self._worker_group.restore_from(state, saved.ranks, now)
         self._recovery.restore_from(state, now)
         if saved.checkpoints:
             self._checkpoint_coordinator.checkpoints.restore_from(saved.checkpoints, now)
@@ -93,7 +97,12 @@ class JobRecords:
         )
         events = [event_from_proto(event) for event in saved.events]
         self._log.restore([event for event in events if isinstance(event, Kept)], state.reserved_sequence)
-        restored = {JobRecordKind.STATE: state, JobRecordKind.CHECKPOINTS: saved.checkpoints}
+        restored: dict[str, Message | None] = {
+            JobRecordKind.STATE: state,
+            JobRecordKind.CHECKPOINTS: saved.checkpoints,
+        }
+        for rank in saved.ranks.keys() | self._worker_group.recorded_ranks:
+            restored[record_keys.of_rank(rank)] = saved.ranks.get(rank)
         return [name for name, record in restored.items() if self.record(name) != record]
 
     def _state_record(self) -> state_pb2.JobRecord:

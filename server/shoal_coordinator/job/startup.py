@@ -100,7 +100,6 @@ class JobStartup:
             return conflict
         self._worker_group.describe(event.worker)
         self.elect_value_sender()
-        self._changed(JobRecordKind.STATE)
         return ""
 
     def worker_gone(self, now: float) -> None:
@@ -182,7 +181,6 @@ class JobStartup:
         waiting = self._worker_group.waiting if plan.created else []
         for part in waiting:
             self._worker_group.begin_entry(part.worker)
-            self._changed(JobRecordKind.STATE)
         rate, self._unsent_rate = self._unsent_rate, None
         effects: list[Effect] = [SetLearningRate(self._ref, rate, plan.servers)] if rate else []
         effects += [
@@ -221,7 +219,6 @@ class JobStartup:
         """
         self._worker_group.admit(steps, now)
         self._lifecycle.go_on(now)
-        self._changed(JobRecordKind.STATE)
         self.run_when_ready(now)
 
     def joined(self, worker: str) -> JoinResult:

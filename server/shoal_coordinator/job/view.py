@@ -62,7 +62,7 @@ class JobView:
         self.log = EventLog(lambda number: changed(f"{JobRecordKind.EVENT}/{number}"), state_changed)
         self._lifecycle = Lifecycle(now, self.log, state_changed, self._counters)
         self._plan = Plan(changed)
-        self._worker_group = WorkerGroup(self.spec)
+        self._worker_group = WorkerGroup(self.spec, changed)
         self._accounting = Accounting(self.spec, changed)
         self._owners = owners = Owners(self.log, self._lifecycle, self._plan, self._worker_group, self._accounting)
         self._checkpoint_coordinator = CheckpointCoordinator(submission, owners, now, changed, possible=checkpoints)
@@ -238,12 +238,12 @@ class JobView:
 
     def is_quarantined(self, worker: str, now: float) -> bool:
         """Returns whether a worker must not get an assignment in it now."""
-        return self._worker_group.is_quarantined(worker, now)
+        return self._worker_group.quarantines.has(worker, now)
 
     @property
     def has_quarantines(self) -> bool:
         """Whether a worker is, or was, quarantined."""
-        return self._worker_group.has_quarantines
+        return bool(self._worker_group.quarantines)
 
     def step_limit(self, worker: str, now: float) -> int:
         """Returns the largest step that one of its workers may report; see `WorkerGroup.step_limit`."""
@@ -251,7 +251,7 @@ class JobView:
 
     def quarantine_note(self, now: float) -> str:
         """Returns which workers are quarantined and until when; empty if none are."""
-        return self._worker_group.quarantine_note(now)
+        return self._worker_group.quarantines.note(now)
 
     def joined(self, worker: str) -> JoinResult:
         """Returns the state of a worker's entry; only the job's state if the worker has no assignment."""

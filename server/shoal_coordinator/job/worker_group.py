@@ -1,9 +1,7 @@
 """The worker group of one job: its live workers, their ranks, and the ranks that have finished (no I/O)."""
 
-import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 
 from shoal._wire import PushCounts
 from shoal._wire.limits import MAX_LEAD, MAX_STEPS_PER_S
@@ -11,28 +9,11 @@ from shoal.job import Job
 from shoal.status import JobMember
 from shoal.v1 import state_pb2
 from shoal_coordinator.job.group_member import GroupMember, Stage
-from shoal_coordinator.messages import WorkerReported
+from shoal_coordinator.job.quarantines import Quarantines
+from shoal_coordinator.messages import JobRecordKind, WorkerReported, record_keys
 
-# Seconds of a worker's first quarantine in a job, doubled each time, up to the maximum.
-_QUARANTINE_S, _MAX_QUARANTINE_S = 60.0, 3600.0
-_DOUBLED = 6  # doublings until the maximum is reached
-# Hangs of a worker in one job after which it is quarantined, as after so many deaths of its trainer in a row.
-HANGS = 3
-# Maximum number of quarantined workers that a status names.
+# Maximum number of ranks whose last workers a status names.
 _MAX_NAMED = 10
-
-
-@dataclass(slots=True)
-class Quarantine:
-    """The quarantines of one worker in one job, after its failures there.
-
-    Attributes:
-        count: number of its quarantines.
-        until: end of the latest one, in seconds of Unix time.
-    """
-
-    count: int = 0
-    until: float = 0.0
 
 
 class WorkerGroup:
@@ -40,22 +21,29 @@ class WorkerGroup:
 
     Args:
         spec: the job, as its user submitted it.
+        changed: called with the name of a record that has changed.
 
     Attributes:
         active: the live members, by worker; empty once the job has ended. Only methods of this class change it.
         departed: by free rank, what has happened to its last worker: its id, a space, and the reason. In a job of
             workers only those that were quarantined.
+        quarantines: the workers that get no assignment for a while.
     """
 
-    def __init__(self, spec: Job) -> None:
-        self._spec = spec
+    def __init__(self, spec: Job, changed: Callable[[str], None] = lambda _: None) -> None:
+        self._spec, self._changed = spec, changed
         self.active: dict[str, GroupMember] = {}
+        # The live members again, and their number in each stage: a decision about one of a thousand must not visit all.
+        self._by_assignment: dict[int, GroupMember] = {}
+        self._stages: Counter[Stage] = Counter()
+        # The members that have asked to enter, and that no server has been asked to admit. Not stored: a worker repeats
+        # its call to the next coordinator.
+        self._waiting: dict[str, GroupMember] = {}
         self.departed: dict[int, str] = {}
         self._names: dict[int, str] = {}  # by rank: its worker; kept when the worker finishes or the job ends
-        self._finished: set[int] = set()  # ranks that have finished; a session can take one again
+        self._finished: set[int] = set()  # ranks whose worker has finished
         self._value_sender = 0  # assignment of the worker that sends the given values; 0: none
-        self._quarantines: dict[str, Quarantine] = {}  # by worker, earlier workers included
-        self._hangs: Counter[str] = Counter()  # by worker; not stored, so a restart of the coordinator clears it
+        self.quarantines = Quarantines()
         # The value of `step`, because each report asks for it; None: to be computed.
         self._furthest: int | None = None
 
@@ -110,7 +98,7 @@ class WorkerGroup:
     @property
     def assignments(self) -> set[int]:
         """The assignments of the live workers."""
-        return {member.assignment for member in self.active.values()}
+        return set(self._by_assignment)
 
     @property
     def last_reports(self) -> dict[int, WorkerReported]:
@@ -138,14 +126,12 @@ class WorkerGroup:
     @property
     def entering(self) -> bool:
         """Whether servers have been asked to admit any worker."""
-        return any(member.stage is not Stage.ASSIGNED for member in self.active.values())
+        return self._stages[Stage.ASSIGNED] < len(self.active)
 
     @property
     def admitted(self) -> bool:
         """Whether enough workers are present for the job to run, and all of them may pull and push."""
-        return len(self.active) >= self._spec.fewest_workers and all(
-            member.stage is Stage.ADMITTED for member in self.active.values()
-        )
+        return self._spec.fewest_workers <= len(self.active) == self._stages[Stage.ADMITTED]
 
     def free(self, ranks: Iterable[int]) -> list[int]:
         """Returns those of the ranks that a worker can take."""
@@ -156,40 +142,6 @@ class WorkerGroup:
     def is_finished(self, worker: str) -> bool:
         """Returns whether a worker has finished. Servers have released it, and would not admit it again."""
         return any(self._names.get(rank) == worker for rank in self._finished)
-
-    # Workers that fail again and again, or hang.
-
-    def quarantine(self, worker: str, now: float) -> float:
-        """Quarantines a worker, longer each time; returns the seconds."""
-        found = self._quarantines.setdefault(worker, Quarantine())
-        seconds = min(_QUARANTINE_S * 2.0 ** min(found.count, _DOUBLED), _MAX_QUARANTINE_S)
-        found.count, found.until = found.count + 1, now + seconds
-        self._hangs.pop(worker, None)
-        return seconds
-
-    def quarantine_note(self, now: float) -> str:
-        """Returns which workers are quarantined and until when, for users; empty if none are."""
-        if not self._quarantines:  # asked for each live job, whenever workers are assigned
-            return ""
-        ends = {worker: time.gmtime(it.until) for worker, it in sorted(self._quarantines.items()) if now < it.until}
-        found = [f"worker {worker} until {time.strftime('%H:%M:%S UTC', end)}" for worker, end in ends.items()]
-        left = len(found) - _MAX_NAMED
-        return f"quarantined: {', '.join(found[:_MAX_NAMED])}{f' and {left} more' if left > 0 else ''}" if found else ""
-
-    @property
-    def has_quarantines(self) -> bool:
-        """Whether a worker is, or was, quarantined."""
-        return bool(self._quarantines)
-
-    def is_quarantined(self, worker: str, now: float) -> bool:
-        """Returns whether a worker must not get an assignment now."""
-        found = self._quarantines.get(worker)
-        return found is not None and now < found.until
-
-    def count_hang(self, worker: str) -> bool:
-        """Counts a hang of a worker; returns whether there were so many that it should be quarantined."""
-        self._hangs[worker] += 1
-        return self._hangs[worker] >= HANGS
 
     def asked(self, worker: str, now: float) -> None:
         """Records that a worker has asked for data, so its trainer does not hang."""
@@ -221,26 +173,32 @@ class WorkerGroup:
 
     def add(self, member: GroupMember) -> None:
         """Adds a member at a free rank."""
-        self.active[member.worker] = member
+        self._keep(member)
         self._names[member.rank] = member.worker
         self.departed.pop(member.rank, None)
+        self._finished.discard(member.rank)  # a session can take the rank of one that has finished
+        self._rank_changed(member.rank)
 
     @property
     def waiting(self) -> list[GroupMember]:
-        """The members that have asked to enter, and that no server has been asked to admit."""
-        return [member for member in self.active.values() if member.waits]
+        """The members that have asked to enter, and that no server has been asked to admit, by assignment."""
+        return sorted(self._waiting.values(), key=_assignment)
 
     def ask_entry(self, worker: str) -> None:
         """Records that a worker has asked to enter."""
-        self.active[worker].waits = True
+        self._waiting[worker] = self.active[worker]
 
     def begin_entry(self, worker: str) -> None:
         """Records that servers have been asked to admit a worker."""
-        self.active[worker].stage, self.active[worker].waits = Stage.ENTERING, False
+        self._waiting.pop(worker, None)
+        self._enter(self.active[worker], Stage.ENTERING)
 
     def describe(self, worker: str) -> None:
         """Records that a worker has loaded the program and the given values."""
-        self.active[worker].described = True
+        member = self.active[worker]
+        if not member.described:
+            member.described = True
+            self._rank_changed(member.rank)
 
     def admit(self, steps: Mapping[int, int], now: float) -> None:
         """Records that all servers have admitted the workers of some assignments, if they are still present.
@@ -249,9 +207,10 @@ class WorkerGroup:
             steps: the step at which the worker of each assignment starts.
             now: seconds of Unix time.
         """
-        for member in self.active.values():
-            if member.assignment in steps:
-                member.stage, member.step, member.stepped_at = Stage.ADMITTED, steps[member.assignment], now
+        for assignment, step in steps.items():
+            if member := self._by_assignment.get(assignment):
+                member.step, member.stepped_at = step, now
+                self._enter(member, Stage.ADMITTED)
 
     def step_limit(self, worker: str, seconds: float) -> int:
         """Returns the largest step that a worker may report when the job has run for so many seconds.
@@ -281,14 +240,19 @@ class WorkerGroup:
             member.last_report = reports.get(member.assignment)
 
     def elect_value_sender(self) -> None:
-        """Selects one of the workers that have the given values to send them, if there is any."""
-        knowing = [member.assignment for member in self.active.values() if member.described]
-        if self._value_sender not in knowing:
+        """Selects one of the workers that have the given values to send them, unless the selected one is present."""
+        if self._value_sender not in self._by_assignment:
+            knowing = (assignment for assignment, member in self._by_assignment.items() if member.described)
             self._value_sender = min(knowing, default=0)
+            self._changed(JobRecordKind.STATE)
 
     def release(self, worker: str) -> GroupMember:
         """Removes and returns a member. If the job continues, call `finish` or `vacate` for its rank."""
         released = self.active.pop(worker)
+        del self._by_assignment[released.assignment]
+        self._stages[released.stage] -= 1
+        self._waiting.pop(worker, None)
+        self._rank_changed(released.rank)
         if released.last_report and released.last_report.step == self._furthest:
             self._furthest = None
         return released
@@ -296,6 +260,7 @@ class WorkerGroup:
     def finish(self, rank: int) -> None:
         """Marks the rank of a released worker as finished."""
         self._finished.add(rank)
+        self._rank_changed(rank)
 
     def vacate(self, rank: int, why: str = "") -> None:
         """Frees the rank of a released worker that did not finish.
@@ -307,47 +272,103 @@ class WorkerGroup:
         del self._names[rank]
         if why:
             self.departed[rank] = why
+        self._rank_changed(rank)
 
     def clear(self) -> None:
         """Removes all workers, because the job restarts."""
-        self.active.clear()
+        for rank in self.recorded_ranks:
+            self._rank_changed(rank)
+        for kept in (self.active, self._by_assignment, self._stages, self._waiting):
+            kept.clear()
         self._furthest = None
         self._names.clear()
         self.departed.clear()
         self._finished.clear()
         self._value_sender = 0
 
-    def write_to(self, record: state_pb2.JobRecord) -> None:
-        """Writes the worker group into the job's record."""
-        record.members.extend(member.to_proto() for member in self.active.values())
-        record.worker_group.update(self._names)
-        record.departed.update(self.departed)
-        record.finished.extend(sorted(self._finished))
-        record.value_sender = self._value_sender
-        record.quarantined.extend(
-            state_pb2.QuarantineRecord(worker=worker, count=it.count, until=it.until)
-            for worker, it in sorted(self._quarantines.items())
+    @property
+    def recorded_ranks(self) -> set[int]:
+        """The ranks that have a record."""
+        return self._names.keys() | self.departed.keys()
+
+    def rank_record(self, rank: int) -> state_pb2.RankRecord | None:
+        """Returns the record of a rank; None if it has none."""
+        worker, departed = self._names.get(rank, ""), self.departed.get(rank, "")
+        if not (worker or departed):
+            return None
+        member = self.active.get(worker)
+        if member and member.rank != rank:  # a session has finished this rank, and come back for another one
+            member = None
+        return state_pb2.RankRecord(
+            worker=worker,
+            member=member.to_proto() if member else None,
+            finished=rank in self._finished,
+            departed=departed,
         )
 
-    def restore_from(self, record: state_pb2.JobRecord, now: float) -> None:
-        """Restores the worker group from the job's record. A quarantine ends no later than if it began now."""
-        self.active = {part.worker: GroupMember.from_proto(part) for part in record.members}
-        self._furthest = None
-        self._names, self._finished = dict(record.worker_group), set(record.finished)
+    def write_to(self, record: state_pb2.JobRecord) -> None:
+        """Writes what concerns no single rank into the job's record."""
+        record.value_sender = self._value_sender
+        record.quarantined.extend(self.quarantines.to_proto())
+
+    def restore_from(self, record: state_pb2.JobRecord, ranks: Mapping[int, state_pb2.RankRecord], now: float) -> None:
+        """Restores the worker group of a new job.
+
+        Args:
+            record: the job's record.
+            ranks: the records of its ranks.
+            now: seconds of Unix time.
+        """
+        ranks = {**_earlier_ranks(record), **ranks}
+        members = [GroupMember.from_proto(it.member) for it in ranks.values() if it.HasField("member")]
+        for member in sorted(members, key=_assignment):  # the order in which they were added
+            self._keep(member)
+        self._names = {rank: it.worker for rank, it in ranks.items() if it.worker}
+        self._finished = {rank for rank, it in ranks.items() if it.finished}
+        self.departed = {rank: it.departed for rank, it in ranks.items() if it.departed}
         self._value_sender = record.value_sender
-        self.departed = dict(record.departed)
-        self._quarantines = {
-            it.worker: Quarantine(it.count, min(it.until, now + _MAX_QUARANTINE_S)) for it in record.quarantined
-        }
+        self.quarantines.restore_from(record.quarantined, now)
         self.restart_watch(now)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         ranks = [member.rank for member in self.active.values()]
         assert len(set(ranks)) == len(ranks), "two workers share a rank"
+        assert self._by_assignment == {member.assignment: member for member in self.active.values()}
+        assert +self._stages == Counter(member.stage for member in self.active.values())
+        assert all(self.active.get(worker) is member for worker, member in self._waiting.items())
         assert all(0 <= rank < self._spec.most_workers for rank in ranks)
         assert self._names.keys() >= self._finished
         assert self._spec.is_session or len(self._names) <= len(self.active) + len(self._finished) or not self.active
         assert all(self._names[member.rank] == worker for worker, member in self.active.items())
         reported = [member.last_report.step for member in self.active.values() if member.last_report]
         assert self._furthest in {None, max(reported, default=0)}
+
+    def _keep(self, member: GroupMember) -> None:
+        self.active[member.worker] = self._by_assignment[member.assignment] = member
+        self._stages[member.stage] += 1
+
+    def _enter(self, member: GroupMember, stage: Stage) -> None:
+        self._stages[member.stage] -= 1
+        self._stages[stage] += 1
+        member.stage = stage
+        self._rank_changed(member.rank)
+
+    def _rank_changed(self, rank: int) -> None:
+        self._changed(record_keys.of_rank(rank))
+
+
+def _assignment(member: GroupMember) -> int:
+    return member.assignment
+
+
+def _earlier_ranks(record: state_pb2.JobRecord) -> dict[int, state_pb2.RankRecord]:
+    """Returns the records of the ranks in a job's record of schema 2 or earlier; none if it is a later one."""
+    found = {rank: state_pb2.RankRecord(worker=worker) for rank, worker in record.worker_group.items()}
+    for member in record.members:
+        found[member.rank].member.CopyFrom(member)
+    for rank in found.keys() & record.finished:  # the name was gone if a session took a finished rank again, and died
+        found[rank].finished = True
+    for rank, departed in record.departed.items():
+        found.setdefault(rank, state_pb2.RankRecord()).departed = departed
+    return found

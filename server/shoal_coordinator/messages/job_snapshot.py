@@ -1,6 +1,6 @@
 """Snapshot of a job: its stored form, from which a restarted coordinator restores it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.v1 import job_pb2, state_pb2
@@ -13,11 +13,12 @@ class JobSnapshot:
     Attributes:
         spec: the submission.
         plan: what the job trains and where; None until a worker has described the program.
-        state: state of the job, and its workers.
+        state: state of the job.
         ledger: state of the data; None until a worker has described the program.
         progress_totals: the progress totals.
         checkpoints: the complete checkpoints, and the one in progress.
         evaluation: the evaluations; None if the job has no evaluation policy.
+        ranks: the ranks of its workers, by number.
         events: the stored events, in any order.
     """
 
@@ -28,4 +29,5 @@ class JobSnapshot:
     progress_totals: state_pb2.ProgressRecord = field(default_factory=state_pb2.ProgressRecord)
     checkpoints: state_pb2.CheckpointsRecord | None = None
     evaluation: state_pb2.EvaluationRecord | None = None
+    ranks: Mapping[int, state_pb2.RankRecord] = field(default_factory=dict)
     events: Sequence[job_pb2.Event] = ()

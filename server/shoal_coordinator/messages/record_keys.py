@@ -30,6 +30,7 @@ class JobRecordKind(StrEnum):
     PROGRESS = "tally"
     CHECKPOINTS = "checkpoints"
     EVALUATION = "evaluation"
+    RANK = "rank"  # followed by a number
     EVENT = "event"  # followed by a number
 
 
@@ -41,6 +42,11 @@ def of_member(member: str) -> str:
 def of_job(submission: int, name: str) -> str:
     """Returns the key of one of a job's records."""
     return f"{RecordKind.JOB}/{submission}/{name}"
+
+
+def of_rank(rank: int) -> str:
+    """Returns the name of the record of a job's rank among the job's records."""
+    return f"{JobRecordKind.RANK}/{rank}"
 
 
 def of_effect(number: int) -> str:

@@ -14,7 +14,7 @@ from shoal_coordinator.persistence.effect_codec import effect_from_proto
 
 # The kinds of events in the store, as in `event_log.Kept`.
 _KEPT = {"state", "checkpoint", "evaluation"}
-# The message of each record of a job, except for its events.
+# The message of each record of a job, except for its ranks and its events.
 _PARTS: Mapping[str, type[Message]] = {
     JobRecordKind.SPEC: state_pb2.SubmissionRecord,
     JobRecordKind.PLAN: state_pb2.PlanRecord,
@@ -54,12 +54,15 @@ class _FoundJob:
     """The records of one job that have been read so far."""
 
     parts: dict[str, Any] = field(default_factory=dict)
+    ranks: dict[int, state_pb2.RankRecord] = field(default_factory=dict)
     events: list[job_pb2.Event] = field(default_factory=list)
 
     def take(self, name: str, record: bytes) -> None:
         part, _, number = name.partition("/")
         if part in _PARTS:
             self.parts[_FIELDS.get(part, part)] = _PARTS[part].FromString(record)
+        elif part == JobRecordKind.RANK:
+            self.ranks[int(number)] = state_pb2.RankRecord.FromString(record)
         elif part == JobRecordKind.EVENT:
             event = job_pb2.Event.FromString(record)
             if event.sequence != int(number) or event.WhichOneof("kind") not in _KEPT:
@@ -69,7 +72,7 @@ class _FoundJob:
             raise ValueError(f"a job has no record {part!r}")
 
     def snapshot(self) -> JobSnapshot:
-        return JobSnapshot(**self.parts, events=self.events)
+        return JobSnapshot(**self.parts, ranks=self.ranks, events=self.events)
 
 
 @dataclass(slots=True)

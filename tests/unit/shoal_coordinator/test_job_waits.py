@@ -46,11 +46,13 @@ def test_a_change_wakes_the_workers_of_its_job_that_entered(waits: Waits) -> Non
         waits.wait(job, worker)
         job.entered.add(worker)
     first.entered.remove("b")
-    wake_all(waits.changed([1, 7]))
+    wake_all(waits.changed({1: False}))
+    assert waits.woken == [], "new events alone end no wait"
+    wake_all(waits.changed({1: True, 7: True}))
     assert waits.woken == ["a"]
-    wake_all(waits.changed([1]))
+    wake_all(waits.changed({1: True}))
     assert waits.woken == ["a"], "once"
-    wake_all(waits.changed([1, 2]))
+    wake_all(waits.changed({1: False, 2: True}))
     assert waits.woken == ["a", "c"]
     assert waits.entries == 1
 

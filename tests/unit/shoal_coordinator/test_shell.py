@@ -190,7 +190,7 @@ def test_waiting_decisions_are_written_in_one_transaction(
     answers = [pool.submit(shell.submit, "first-to-wait")]
     assert store.writing.wait(20)
     answers += [pool.submit(shell.submit, f"job-{number}") for number in range(5)]
-    wait_until(lambda: shell.coordinator.unwritten == 6)
+    wait_until(lambda: shell.coordinator.unwritten >= 6)  # a tick counts as one more, because it finds changes
     store.may_go_on.set()
     for answer in answers:
         answer.result(20)

@@ -627,6 +627,19 @@ def test_a_session_job_runs_and_ends_with_its_last_session(open_sea: Rig) -> Non
     assert open_sea.machine.job("s").placed.shards
 
 
+def test_a_finished_rank_may_be_taken_by_a_session_that_leaves(open_sea: Rig) -> None:
+    open_sea.submit(session(workers=2))
+    open_sea.start("s", "x", "y", samples=0)
+    open_sea.finish("s", "x")
+    open_sea.enter("s", "z")
+    open_sea.kill("z")
+    open_sea.crash()
+    members = [(it.worker, it.rank, it.state) for it in open_sea.status("s").members]
+    assert members == [("z", 0, "left"), ("y", 1, "present")]
+    open_sea.finish("s", "y")
+    assert open_sea.state("s") is JobState.SUCCEEDED
+
+
 def test_a_session_job_outlives_the_death_of_its_last_session(open_sea: Rig) -> None:
     open_sea.submit(session())
     open_sea.start("s", "x", samples=0).kill("x")

@@ -121,9 +121,16 @@ def test_jobs_that_changed_are_named_once(rig: Rig) -> None:
     submit(rig)
     rig.submit(Job("m:f", name="b", workers=1, consistency=Asynchronous()))
     a, b = (rig.machine.job(name).ref.submission for name in "ab")
-    assert rig.machine.take_changed_jobs() == {a, b}
+    assert rig.machine.take_changed_jobs() == {a: True, b: True}
     rig.beat(*WORKERS)
-    assert rig.machine.take_changed_jobs() == set()
+    assert rig.machine.take_changed_jobs() == {}
     assert rig.describe("a", "w0") == DescribeResult()
-    assert rig.machine.take_changed_jobs() == {a}
-    assert rig.machine.take_changed_jobs() == set()
+    assert rig.machine.take_changed_jobs() == {a: True}
+    assert rig.describe("a", "w1") == DescribeResult()
+    assert rig.machine.take_changed_jobs() == {}, "no worker can go on because another one has described the program"
+    check_waits(rig)
+    rig.perform()
+    assert rig.state("a") is JobState.RUNNING
+    assert rig.machine.take_changed_jobs() == {a: True}
+    rig.report("a", "w0", log=("a line",))
+    assert rig.machine.take_changed_jobs() == {a: False}, "an event alone lets no worker go on"

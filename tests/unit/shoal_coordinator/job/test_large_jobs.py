@@ -1,0 +1,80 @@
+"""Jobs of a thousand workers: a decision about one of them writes one small record, however many there are."""
+
+from collections.abc import Callable
+
+import pytest
+
+from shoal._wire.layout import Placement
+from shoal.consistency import Asynchronous
+from shoal.job import Job
+from shoal.status import JobState
+from shoal.v1 import job_pb2, state_pb2
+from shoal.variables import Variable
+from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
+from shoal_coordinator.job.group_member import GroupMember
+from shoal_coordinator.job.machine import JobMachine
+from shoal_coordinator.job.submission import Submission
+from shoal_coordinator.messages import JobDescribed, JobRef, JobSnapshot, ProgramDescription
+
+VARIABLES = {"w": Variable((8, 4))}
+PROGRAM = ProgramDescription(VARIABLES, 0)
+START = 1_000.0
+
+
+def assigned(rank: int) -> state_pb2.RankRecord:
+    worker, assignment = f"w{rank}", rank + 1
+    member = GroupMember(worker, incarnation=assignment, rank=rank, assignment=assignment)
+    return state_pb2.RankRecord(worker=worker, member=member.to_proto())
+
+
+class Written:
+    """A job, and the records that each decision writes."""
+
+    def __init__(self, workers: int) -> None:
+        self.changed: set[str] = set()
+        spec = Job("m:f", name="a", workers=workers, consistency=Asynchronous())
+        submission = Submission(JobRef("a", 1), spec)
+        state = state_pb2.JobRecord(state=job_pb2.STARTING, submitted_at=START)
+        stored = JobSnapshot(
+            submission.to_proto(), state=state, ranks={rank: assigned(rank) for rank in range(workers)}
+        )
+        self.job = JobMachine.restored(1, stored, START, self.changed.add)
+
+    def by(self, decide: Callable[[], object]) -> tuple[set[str], int]:
+        """Returns the names of the records that a decision writes, and their bytes in all."""
+        self.changed.clear()
+        decide()
+        found = [self.job.record(name) for name in self.changed]
+        return set(self.changed), sum(len(it.SerializeToString()) for it in found if it)
+
+    def describe(self, worker: int) -> None:
+        self.job.describe(JobDescribed("a", f"w{worker}", worker + 1, PROGRAM), START)
+
+    def place(self) -> None:
+        shards = assign_shards(plan_shards(VARIABLES, 2), [Candidate("s0", "h:1", 0)])
+        self.job.place(Placement("a", 1, VARIABLES, shards), START)
+        self.job.shards_created(START)
+
+
+@pytest.mark.parametrize("workers", [5, 1_000])
+def test_a_decision_about_a_worker_writes_its_rank(workers: int) -> None:
+    written = Written(workers)
+    job = written.job
+    written.describe(0)
+    written.place()
+    for decide in (
+        lambda: written.describe(3),
+        lambda: job.join("w3", False, START, waits=True),
+        lambda: job.admitted({4: 0}, START),
+    ):
+        names, size = written.by(decide)
+        assert names == {"rank/3"}
+        assert size < 40
+    assert written.by(lambda: written.describe(3)) == (set(), 0), "nothing has changed"
+    job.admitted(dict.fromkeys(range(1, workers + 1), 0), START)
+    assert job.state is JobState.RUNNING
+    for decide in (lambda: job.finish("w2", "", START), lambda: job.lose("w3", START)):
+        names, size = written.by(decide)
+        assert len(names) <= 4
+        assert size < 200
+        job.validate()
