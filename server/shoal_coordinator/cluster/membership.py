@@ -6,8 +6,10 @@ process is killed and restarted at once under its old id, its registration is re
 retries, for at most one timeout.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from heapq import nsmallest
+from operator import attrgetter
 
 from shoal import errors
 from shoal._limits import catalogue
@@ -24,6 +26,8 @@ DEAD_KEPT_S = 600.0
 # Seconds that members may take to find a restarted coordinator, however short the heartbeat timeout: a channel retries
 # at least every 2 s, and a heartbeat follows soon after. In a large cluster, the interval is added.
 RETURN_S = 5.0
+
+_ID = attrgetter("registration.member")
 
 
 class Membership:
@@ -55,7 +59,9 @@ class Membership:
         self.shortest_interval_s = 0.5
         self._changed = changed
         self._members: dict[str, Member] = {}
-        self._alive = 0  # the number of live members
+        # The live members, in order of id, so that an event of one of a thousand members need not look for the others.
+        self._live: dict[Role, list[Member]] = {role: [] for role in Role}
+        self._heard_since = 0.0  # no live member was last heard before this time; it may be earlier than necessary
         self.incarnation = 0
         self.breaker = ExpiryBreaker(heartbeat_timeout_s)
 
@@ -69,7 +75,9 @@ class Membership:
         """
         self.incarnation = incarnation
         members = list(members)
-        self._alive = sum(member.alive for member in members)
+        for member in sorted(members, key=_ID):
+            if member.alive:
+                self._live[member.role].append(member)
         # The earlier coordinator may have had a longer timeout, and so a longer interval.
         interval_s = min(self._alive / CALLS_PER_S, LONGEST_S)
         return_s = RETURN_S + (interval_s if interval_s > self.shortest_interval_s else 0.0)
@@ -88,6 +96,11 @@ class Membership:
     def __len__(self) -> int:
         return len(self._members)
 
+    @property
+    def _alive(self) -> int:
+        """The number of live members."""
+        return sum(map(len, self._live.values()))
+
     def unordered(self) -> Iterable[Member]:
         """Returns all remembered members, for reading only."""
         return self._members.values()
@@ -99,13 +112,12 @@ class Membership:
 
     def alive(self, role: Role) -> list[Member]:
         """Returns the live members of one role, in order of id."""
-        found = [member for member in self._members.values() if member.alive and member.role is role]
-        return sorted(found, key=lambda member: member.id)
+        return list(self._live[role])
 
     @property
     def not_draining(self) -> list[Member]:
         """The live servers that are not draining, in order of id: shards may be placed on them."""
-        return [member for member in self.alive(Role.SERVER) if not member.draining]
+        return [member for member in self._live[Role.SERVER] if not member.draining]
 
     def expected(self, now: float) -> dict[str, float]:
         """Returns the servers that are draining, or have left recently and may return under their ids.
@@ -134,8 +146,7 @@ class Membership:
     @property
     def live_servers(self) -> dict[ServerRef, int]:
         """The incarnations of the live servers."""
-        servers = [it for it in self._members.values() if it.alive and it.role is Role.SERVER]
-        return {ServerRef(it.id, it.registration.address): it.incarnation for it in servers}
+        return {ServerRef(it.id, it.registration.address): it.incarnation for it in self._live[Role.SERVER]}
 
     def register(self, registration: Registration, now: float) -> Member:
         """Makes a process a member. Call `expire` first, so that no lost member counts as alive.
@@ -159,7 +170,7 @@ class Membership:
         self.incarnation += 1
         member = Member(registration, self.incarnation, now)
         self._members[member.id] = member
-        self._alive += 1
+        insort(self._live[member.role], member, key=_ID)
         self._changed(member.id)
         return member
 
@@ -275,21 +286,25 @@ class Membership:
             claimed: an id for which a process registers. That process reached the coordinator, so `breaker` does not
                 hold back the expiry of this id.
         """
-        alive = [member for member in self._members.values() if member.alive]
+        if now - self._heard_since <= self.heartbeat_timeout_s:  # the usual case, of every tick and every registration
+            self.breaker.may_expire({}, now)
+            return []
+        alive = [member for live in self._live.values() for member in live]
         silent = [member for member in alive if now - member.last_seen > self.heartbeat_timeout_s]
         last_seen: dict[str, list[float]] = {}
         for member in alive:
             last_seen.setdefault(member.group, []).append(member.last_seen)
         expire = self.breaker.may_expire(last_seen, now)
         silent = [member for member in silent if member.id == claimed or member.group in expire]
-        silent.sort(key=lambda member: member.id)
+        silent.sort(key=_ID)
         self._mark_dead(silent, now)
+        self._heard_since = min((member.last_seen for member in alive if member.alive), default=now)
         return silent
 
     def extend_timeouts(self, seconds: float) -> None:
         """Extends all heartbeat timeouts by a time in which the coordinator itself was paused and received nothing."""
-        for member in self._members.values():
-            if member.alive:
+        for live in self._live.values():
+            for member in live:
                 member.last_seen += seconds
 
     def validate(self) -> None:
@@ -298,12 +313,14 @@ class Membership:
         assert len(set(incarnations)) == len(incarnations), "two members share an incarnation"
         assert max(incarnations, default=0) <= self.incarnation, "an incarnation that was not given out"
         assert all(key == member.id for key, member in self._members.items())
-        assert self._alive == sum(member.alive for member in self._members.values())
+        alive = sorted((member for member in self._members.values() if member.alive), key=_ID)
+        assert self._live == {role: [member for member in alive if member.role is role] for role in Role}
+        assert all(member.last_seen >= self._heard_since for member in alive)
         assert sum(not member.alive for member in self._members.values()) <= MAX_DEAD
 
     def _check_holder(self, holder: str) -> None:
         """Checks that a holder may have one more member. Without tokens, members have no holder."""
-        theirs = sum(member.alive and member.registration.holder == holder for member in self._members.values())
+        theirs = sum(member.registration.holder == holder for live in self._live.values() for member in live)
         if holder and theirs >= self._holder_members:
             raise catalogue.HOLDER_MEMBERS.refusal(
                 f"{theirs} processes of {holder} are members", "stop one that is not needed", limit=self._holder_members
@@ -325,7 +342,8 @@ class Membership:
     def _mark_dead(self, members: Iterable[Member], now: float) -> None:
         for member in members:
             member.alive = False
-            self._alive -= 1
+            live = self._live[member.role]
+            del live[bisect_left(live, member.id, key=_ID)]
             self._changed(member.id)
         dead = [member for member in self._members.values() if not member.alive]
         dead.sort(key=lambda member: (-member.last_seen, member.id))
