@@ -1,9 +1,10 @@
 """Handlers of the RPCs by which workers enter a job: descriptions, placements, and Join, which waits without a thread.
 
 The description of a program with 10,000 variables takes half a megabyte, and so does the placement. Each is decoded or
-encoded once for all workers, not once for each worker.
+encoded once for all workers, not once for each worker, and so is the specification of the job.
 """
 
+import hashlib
 import math
 import threading
 import weakref
@@ -21,7 +22,7 @@ from shoal_coordinator.cluster import JobLimits
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import JoinResult, ProgramDescription, digest_of, events, state_code
 
-_JOIN_PLACEMENT = pb.JoinReply.DESCRIPTOR.fields_by_name["placement"].number
+_JOIN_PLACEMENT, _JOIN_SPEC = (pb.JoinReply.DESCRIPTOR.fields_by_name[name].number for name in ("placement", "spec"))
 
 
 class _Locks:
@@ -46,27 +47,36 @@ class Descriptions:
 
     def __init__(self, limits: JobLimits = JobLimits()) -> None:  # noqa: B008 - it is immutable
         self._limits = limits
-        # Each is held while a description is decoded: other workers of the same job are about to send the same one.
+        # Each is held while a description is decoded: other workers of the same job are about to send the same one. The
+        # keys have digests of the variables, in the order in which they were sent, and in the order of their names.
         self._decoding = _Locks()
         self._known: weakref.WeakValueDictionary[bytes, ProgramDescription] = weakref.WeakValueDictionary()
 
-    def decode(self, messages: Sequence[tensor_pb2.Variable], samples: int) -> ProgramDescription:
+    def decode(self, request: pb.DescribeRequest) -> ProgramDescription:
         """Returns the description in a request.
 
-        Args:
-            messages: the variables.
-            samples: samples in one epoch.
-
-        Returns:
-            The description. If another worker of a live job has sent the same description, that object is returned.
+        If another worker of a live job has sent the same description, that object is returned.
 
         Raises:
             InvalidVariable: a variable is not valid, or described twice.
             LimitExceeded: there are too many variables, or they are too large.
         """
-        if len(messages) > self._limits.variables:
-            problem = f"the program has {len(messages)} variables"
+        if len(request.variables) > self._limits.variables:
+            problem = f"the program has {len(request.variables)} variables"
             raise catalogue.JOB_VARIABLES.refusal(problem, limit=self._limits.variables)
+        key = _digest_as_sent(request)
+        with self._decoding.of(key):
+            known = self._known.get(key)
+            if known is None:
+                known = self._known[key] = self._decoded(request.variables, request.samples)
+        return known
+
+    def plan(self, description: ProgramDescription, plan: Callable[[ProgramDescription], object]) -> None:
+        """Calls a function that plans a description's shards, for one caller at a time: the others find the plan."""
+        with self._decoding.of(description.digest):
+            plan(description)
+
+    def _decoded(self, messages: Sequence[tensor_pb2.Variable], samples: int) -> ProgramDescription:
         digest = digest_of(messages)
         key = digest + samples.to_bytes(8)
         with self._decoding.of(key):
@@ -77,11 +87,6 @@ class Descriptions:
                 self._check_bytes(known)
                 self._known[key] = known
         return known
-
-    def plan(self, description: ProgramDescription, plan: Callable[[ProgramDescription], object]) -> None:
-        """Calls a function that plans a description's shards, for one caller at a time: the others find the plan."""
-        with self._decoding.of(description.digest):
-            plan(description)
 
     def _check_bytes(self, description: ProgramDescription) -> None:
         if description.nbytes > self._limits.nbytes:
@@ -144,10 +149,10 @@ class JoinHandler:
         )
         if request.wait_s and not joined.ends_wait:  # the worker will ask again
             return reply.SerializeToString()
-        reply.spec.CopyFrom(joined.spec.to_proto())
+        encoded = reply.SerializeToString() + _field(_JOIN_SPEC, joined.spec)
         if joined.placement is None or joined.placement.generation == request.generation:
-            return reply.SerializeToString()
-        return reply.SerializeToString() + _field(_JOIN_PLACEMENT, self._placements.encode(joined.placement))
+            return encoded
+        return encoded + _field(_JOIN_PLACEMENT, self._placements.encode(joined.placement))
 
 
 def _event(request: pb.JoinRequest) -> events.JoinRequested:
@@ -169,6 +174,18 @@ def _field(number: int, message: bytes) -> bytes:
         size >>= 7
     length.append(size)
     return bytes([number << 3 | 2]) + bytes(length) + message
+
+
+def _digest_as_sent(request: pb.DescribeRequest) -> bytes:
+    """Returns a digest of the variables and the samples in a request.
+
+    It is that of one serialization, which takes a sixth of the time that the variables take one by one (`digest_of`).
+    """
+    described = pb.DescribeRequest()
+    described.CopyFrom(request)
+    for field in ("job", "worker", "incarnation", "assignment"):
+        described.ClearField(field)
+    return hashlib.sha256(described.SerializeToString(deterministic=True)).digest()
 
 
 def _check_names(messages: Iterable[tensor_pb2.Variable]) -> None:

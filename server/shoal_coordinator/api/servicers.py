@@ -218,7 +218,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
     @for_itself
     def Describe(self, request: pb.DescribeRequest, check: Check) -> pb.DescribeReply:
         _check_samples(request.job, request.samples)
-        description = self._descriptions.decode(request.variables, request.samples)
+        description = self._descriptions.decode(request)
         self._descriptions.plan(description, partial(self._coordinator.plan_shards, request.job))
         result = self._coordinator.handle(
             events.JobDescribed(request.job, request.worker, request.incarnation, description, request.assignment),

@@ -48,7 +48,7 @@ class JobStartup:
         recovery: Recovery,
         changed: Callable[[str], None],
     ) -> None:
-        self._ref, self._spec = submission.ref, submission.spec
+        self._submission, self._ref, self._spec = submission, submission.ref, submission.spec
         self._lifecycle, self._plan = owners.lifecycle, owners.plan
         self._worker_group, self._accounting = owners.worker_group, owners.accounting
         self._checkpoint_coordinator, self._recovery = checkpoint_coordinator, recovery
@@ -224,13 +224,14 @@ class JobStartup:
     def joined(self, worker: str) -> JoinResult:
         """Returns the state of a worker's entry; only the job's state if the worker has no assignment."""
         state, plan, member = self._lifecycle.state, self._plan, self._worker_group.active.get(worker)
+        spec = self._submission.encoded_spec
         if member is None:
-            return JoinResult(state, self._spec)
+            return JoinResult(state, spec)
         ready = self._lifecycle.running and member.stage is Stage.ADMITTED
         assign_values = member.assignment == self._worker_group.value_sender and not plan.assigned
         restored = plan.restored if assign_values else frozenset()
         placement, rank, step = plan.created_placement, member.rank, member.step
-        return JoinResult(state, self._spec, ready, placement, rank, step, assign_values, restored)
+        return JoinResult(state, spec, ready, placement, rank, step, assign_values, restored)
 
     def run_when_ready(self, now: float) -> None:
         """Begins to run, if the shards have their values and enough workers are present, all of whom may train."""

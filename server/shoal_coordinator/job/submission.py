@@ -1,13 +1,14 @@
 """Submission of a job: what its user submitted, with the submission's number (no I/O)."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.messages import Assignment, JobRef
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Submission:
     """A job, as its user submitted it.
 
@@ -31,6 +32,11 @@ class Submission:
     def owner(self) -> str:
         """The name of the submitter's token or certificate; empty if the submitter presented none."""
         return self.submitter if self.submitter_role else ""
+
+    @cached_property
+    def encoded_spec(self) -> bytes:
+        """The serialized specification, made once: each of a thousand workers gets it."""
+        return self.spec.to_proto().SerializeToString(deterministic=True)
 
     def repeats(self, token: str, submitter: str) -> bool:
         """Returns whether a submission with this token, by this user, is the same one again."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from shoal._wire import Placement, PushCounts
 from shoal.checkpoint_policy import CheckpointChoice
-from shoal.job import Job
 from shoal.optim import PlateauState, Schedule
 from shoal.status import JobState
 from shoal.v1 import state_pb2
@@ -54,7 +53,7 @@ class JoinResult:
     """The state of the caller's entry into a job. The fields after `placement` are valid only if `placement` is set."""
 
     state: JobState
-    spec: Job
+    spec: bytes  # the serialized specification of the job
     ready: bool = False
     placement: Placement | None = None
     rank: int = 0

@@ -25,8 +25,8 @@ from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal.checkpoints import Checkpoints
 from shoal.consistency import Asynchronous
 from shoal.data import Arrays, Idx, Parquet
+from shoal.v1 import job_pb2, tensor_pb2
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal.v1 import tensor_pb2
 from shoal.variables import Variable, from_protos
 from shoal_coordinator.api.entry import Descriptions
 from shoal_server.shards import JobShardConfig, ShardStore
@@ -88,7 +88,7 @@ class TestShapes:
     def test_of_variables_that_are_described(self, shape: tuple[int, ...]) -> None:
         message = described(shape)
         with check_cheap_refusal(errors.InvalidVariable, errors.LimitExceeded):
-            Descriptions().decode([message], 1)
+            Descriptions().decode(job_pb2.DescribeRequest(variables=[message], samples=1))
         with check_cheap_refusal(errors.InvalidVariable, errors.LimitExceeded):
             from_protos([message])
 

@@ -7,7 +7,7 @@ import pytest
 
 from shoal import errors, initializers
 from shoal.initializers import Constant
-from shoal.v1 import tensor_pb2
+from shoal.v1 import job_pb2, tensor_pb2
 from shoal.variables import Variable
 from shoal_coordinator.api.entry import Descriptions
 from shoal_coordinator.messages import ProgramDescription, digest_of
@@ -15,17 +15,19 @@ from shoal_coordinator.messages import ProgramDescription, digest_of
 VARIABLES = {"w": Variable((8, 4)), "b": Variable(4, initializer=Constant(2.0)), "s": Variable((), trainable=False)}
 
 
-def messages(*names: str) -> list[tensor_pb2.Variable]:
-    return [VARIABLES[name].to_proto(name) for name in names or VARIABLES]
+def request(*names: str, samples: int = 10, worker: str = "w0") -> job_pb2.DescribeRequest:
+    variables = [VARIABLES[name].to_proto(name) for name in names or VARIABLES]
+    return job_pb2.DescribeRequest(job="a", worker=worker, incarnation=3, variables=variables, samples=samples)
 
 
 def test_the_same_description_is_decoded_once_while_a_job_has_it() -> None:
     known = Descriptions()
-    first = known.decode(messages(), 10)
+    first = known.decode(request())
     assert (dict(first.variables), first.samples) == (VARIABLES, 10)
-    assert known.decode(messages("s", "b", "w"), 10) is first, "the order does not matter"
-    assert known.decode(messages(), 11) is not first
-    assert known.decode(messages("w", "b"), 10) is not first
+    assert known.decode(request(worker="w1")) is first
+    assert known.decode(request("s", "b", "w")) is first, "the order does not matter"
+    assert known.decode(request(samples=11)) is not first
+    assert known.decode(request("w", "b")) is not first
     kept = weakref.ref(first)
     del first
     gc.collect()
@@ -34,17 +36,17 @@ def test_the_same_description_is_decoded_once_while_a_job_has_it() -> None:
 
 def test_a_variable_that_is_described_twice() -> None:
     with pytest.raises(errors.InvalidVariable, match="'b' is described twice"):
-        Descriptions().decode(messages("w", "b", "b"), 0)
+        Descriptions().decode(request("w", "b", "b", samples=0))
 
 
 def test_conflicts_with_and_without_digests() -> None:
     known = Descriptions()
-    first = known.decode(messages(), 10)
-    assert first.digest == digest_of(messages("b", "s", "w"))
-    for second in (known.decode(messages("s", "w", "b"), 10), ProgramDescription(VARIABLES, 10)):
+    first = known.decode(request())
+    assert first.digest == digest_of(request("b", "s", "w").variables)
+    for second in (known.decode(request("s", "w", "b")), ProgramDescription(VARIABLES, 10)):
         assert first.conflict(second) == second.conflict(first) == ""
-    assert first.conflict(known.decode(messages(), 11)) == "11 samples instead of 10"
-    assert "variable 'b' is missing" in first.conflict(known.decode(messages("w", "s"), 10))
+    assert first.conflict(known.decode(request(samples=11))) == "11 samples instead of 10"
+    assert "variable 'b' is missing" in first.conflict(known.decode(request("w", "s")))
     other = ProgramDescription({**VARIABLES, "w": Variable((8, 5))}, 10, b"another")
     assert "variable 'w' has shape (8, 5) instead of" in first.conflict(other)
     assert first.conflict(ProgramDescription(dict(VARIABLES), 10, b"another")) == "", "a digest alone is no conflict"
@@ -62,7 +64,7 @@ def test_a_worker_may_add_up_what_an_earlier_one_averaged() -> None:
 
 
 def test_a_restored_description_has_the_digest_of_a_sent_one() -> None:
-    sent = Descriptions().decode(messages(), 10)
+    sent = Descriptions().decode(request())
     stored = tensor_pb2.Placement.FromString(sent.encoded).variables
     assert ProgramDescription.from_proto(stored, 10, digest_of(stored)) == sent
 
