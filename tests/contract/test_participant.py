@@ -19,7 +19,7 @@ from shoal.status import StepTiming
 from shoal.v1 import job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable, variable_from_array
-from shoal_coordinator.api.checks import check_report
+from shoal_coordinator.api.reports import report_of
 from support.clusters.fake_cluster import FakeCluster, fake_cluster
 
 SPEC = Job("models.digits:mlp", name="digits", workers=2, settings={"hidden": 3})
@@ -233,7 +233,7 @@ def test_whatever_a_report_is_made_of_it_can_be_sent(rig: Rig) -> None:
     timings = tuple(StepTiming(step, 0.0) for step in [*range(200), 3])
     rig.participant.report(Report(samples=10**30, values=values, staleness=staleness, timings=timings))
     [request] = rig.record.requests
-    check_report(request)
+    report_of(request)
     assert request.samples == 2**53 - 1
     assert dict(request.staleness) == {0: 1, 1_021: 2**53 - 1, 1_022: 2, 1_023: 12}
     assert len(request.values) == 256
@@ -245,7 +245,7 @@ def test_whatever_a_report_is_made_of_it_can_be_sent(rig: Rig) -> None:
 def test_steps_out_of_range_leave_no_client(rig: Rig) -> None:
     rig.participant.report(Report(step=2**64 - 1, timings=(StepTiming(2**53, 0.0), StepTiming(5, 0.0))))
     [request] = rig.record.requests
-    check_report(request)
+    report_of(request)
     assert (request.step, [timing.step for timing in request.timings]) == (2**53 - 1, [5])
     placement = Placement.from_proto(rig.jobs.joins[0].placement)
     for step in (2**53, 2**64 - 1, 2**64, -1):

@@ -25,7 +25,7 @@ from shoal._training.participant import Participant
 from shoal.status import RankTimes, StepTiming
 from shoal.v1 import job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_coordinator.api.checks import check_report
+from shoal_coordinator.api.reports import report_of
 from support.clusters.fake_coordinator import FakeCoordinator
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
@@ -215,7 +215,7 @@ def test_a_gradient_of_nan_is_counted_and_changes_nothing(
 
 
 def answer_reports(
-    coordinator: FakeCoordinator, how: Callable[[job_pb2.ReportRequest], None]
+    coordinator: FakeCoordinator, how: Callable[[job_pb2.ReportRequest], object]
 ) -> list[job_pb2.ReportRequest]:
     """Makes the coordinator call `how` with each report first, which may raise. Returns the list of all reports."""
     asked: list[job_pb2.ReportRequest] = []
@@ -249,7 +249,7 @@ def repeat(call: Callable[[], object]) -> None:
 def test_whatever_is_logged_or_measured_the_coordinator_takes_it(
     coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, at_once: None
 ) -> None:
-    answer_reports(coordinator, check_report)
+    answer_reports(coordinator, report_of)
     with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
         session.log("é" * 8_000)
         session.log("\n".join(str(number) for number in range(1_001)))

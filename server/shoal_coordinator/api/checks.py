@@ -1,17 +1,16 @@
-"""Checks of requests before the machine gets them: versions, short texts, submissions, evaluations and reports.
+"""Checks of requests before the machine gets them: versions, short texts, submissions and evaluations.
 
 They apply to requests only. Stored records are not checked, so the records of an earlier version still load.
 """
 
 import math
 from importlib.metadata import version
-from itertools import pairwise
 
 from shoal import errors
 from shoal._job.checks import check_importable
-from shoal._limits import Limit, catalogue
+from shoal._limits import catalogue
 from shoal._system import docs_url
-from shoal._wire import NAMES, check_address, check_text, is_name, limits, without_controls
+from shoal._wire import NAMES, check_address, check_text, is_name, limits
 from shoal.job import Job
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2 as members_pb
@@ -116,50 +115,6 @@ def check_evaluation(request: pb.ReportEvaluationRequest) -> None:
         check_text("the name of a value", name)
 
 
-def check_report(request: pb.ReportRequest) -> None:
-    """Checks the sizes and values of a report.
-
-    Raises:
-        LimitExceeded: It exceeds a limit.
-        BadRequest: A value is out of range.
-    """
-    who = f"the report of {request.worker} on job {request.job}"
-    lines = [len(line.encode()) for line in request.log]
-    # Timings are in ascending order, so the last one has the largest step.
-    for step in (request.step, *(timing.step for timing in request.timings[-1:])):
-        check_step(who, step)
-    most = max(request.accepted, request.rejected, request.dropped, request.samples, *request.staleness.values())
-    if most >= limits.MAX_STEP:
-        raise catalogue.MAX_STEP.refusal(f"{who} has a count of {most}")
-    names = max((len(name.encode()) for name in request.values), default=0)
-    sizes: tuple[tuple[Limit, int, str], ...] = (
-        (catalogue.LOG_LINES, len(lines), "log lines"),
-        (catalogue.LOG_LINE_BYTES, max(lines, default=0), "bytes in a log line"),
-        (catalogue.LOG_BYTES, sum(lines), "bytes of log lines"),
-        (catalogue.METRICS, len(request.values), "values"),
-        (catalogue.METRIC_NAME_BYTES, names, "bytes in the name of a value"),
-        (catalogue.TIMINGS, len(request.timings), "timings"),
-        (catalogue.GROUP_RANKS, len(request.ranks), "ranks"),
-    )
-    for limit, size, what in sizes:
-        if size > limit.default:
-            raise limit.refusal(f"{who} has {size} {what}")
-    if (staleness := max(request.staleness, default=0)) >= limits.STALENESS_BUCKETS:
-        raise catalogue.STALENESS_BUCKETS.refusal(f"{who} has a staleness of {staleness}")
-    problems = {
-        "a value whose name has control characters": any(name != without_controls(name) for name in request.values),
-        "timings that are not in ascending order of steps": (
-            any(one.step >= following.step for one, following in pairwise(request.timings))
-        ),
-        "a timing that is not finite or is below 0": not all(map(_is_timing, request.timings)),
-    }
-    for problem, there in problems.items():
-        if there:
-            raise errors.BadRequest(f"{who} has {problem}")
-    for times in request.ranks:
-        check_rank_times(who, times)
-
-
 def check_rank_times(who: str, times: group_pb2.RankTimes) -> None:
     """Checks the times of a rank.
 
@@ -178,17 +133,11 @@ def check_rank_times(who: str, times: group_pb2.RankTimes) -> None:
         raise catalogue.MAX_STEP.refusal(f"{who} has a count of {most}")
 
 
-def _is_timing(timing: pb.StepTiming) -> bool:
-    waited = (timing.began, timing.pull, timing.read, timing.compute, timing.push, timing.wait, timing.evaluate)
-    return min(waited) >= 0 and math.isfinite(sum(waited))  # a sum with NaN or Inf is NaN or Inf
-
-
 __all__ = [
     "check_evaluation",
     "check_load",
     "check_rank_times",
     "check_registration",
-    "check_report",
     "check_step",
     "check_submission",
 ]

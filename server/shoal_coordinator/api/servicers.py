@@ -10,7 +10,7 @@ from shoal._checkpoint import CheckpointStorage
 from shoal._limits import catalogue
 from shoal._wire import Cursor, ReportAck
 from shoal.optim import Schedule
-from shoal.status import ClusterStatus, Evaluation, RankTimes, ServerLoad, StepTiming
+from shoal.status import ClusterStatus, Evaluation, ServerLoad
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal.v1 import job_pb2 as pb
@@ -18,6 +18,7 @@ from shoal_coordinator.access import Access, revocations_of
 from shoal_coordinator.api import checks, codecs
 from shoal_coordinator.api.callers import registration_of
 from shoal_coordinator.api.entry import Descriptions, JoinHandler, Placements
+from shoal_coordinator.api.reports import report_of
 from shoal_coordinator.api.submission import SubmitHandler
 from shoal_coordinator.api.tokens import check_member_role, for_itself, of_its_job
 from shoal_coordinator.api.watching import HasEnded, WatchHandler
@@ -271,26 +272,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
     @_rpc.servicer
     @for_itself
     def Report(self, request: pb.ReportRequest, check: Check) -> pb.ReportReply:
-        checks.check_report(request)
-        ack = self._coordinator.handle(
-            events.WorkerReported(
-                job=request.job,
-                worker=request.worker,
-                incarnation=request.incarnation,
-                step=request.step,
-                accepted=request.accepted,
-                rejected=request.rejected,
-                dropped=request.dropped,
-                samples=request.samples,
-                values=dict(request.values),
-                staleness=dict(request.staleness),
-                log=tuple(request.log),
-                assignment=request.assignment,
-                timings=tuple(StepTiming.from_proto(timing) for timing in request.timings),
-                ranks=tuple(map(RankTimes.from_proto, request.ranks)),
-            ),
-            check,
-        )
+        ack = self._coordinator.handle(report_of(request), check)
         ended = None
         if ack is ReportAck.DONE:
             with self._coordinator.reading() as (cluster, now):

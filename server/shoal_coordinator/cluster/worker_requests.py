@@ -130,8 +130,9 @@ class WorkerRequests:
         job = self._jobs.named(event.job)
         if not job.has_assignment(event.worker, event.assignment):
             return ReportAck.DONE
-        counts = (event.accepted, event.rejected, event.dropped)  # of pushes: a worker makes one in each step
-        _check_steps(job, event.worker, [event.step, *counts, *(timing.step for timing in event.timings[-1:])], now)
+        last = event.timings[-1].step if event.timings else 0
+        # The counts are those of pushes: a worker makes one in each step.
+        _check_steps(job, event.worker, (event.step, event.accepted, event.rejected, event.dropped, last), now)
         job.report(event, now)
         self._emit(job.checkpoint_when_due(now))
         return ReportAck.STOP_AFTER_BATCH if job.stopping else ReportAck.CONTINUE

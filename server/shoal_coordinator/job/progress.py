@@ -1,7 +1,7 @@
 """Progress totals of one job: the sums of its workers' reports. Pure: no clock, no I/O."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shoal.status import Progress
 from shoal.v1 import state_pb2
@@ -101,6 +101,7 @@ class ProgressTotals:
         Returns:
             The progress.
         """
+        staleness = sorted((value, count) for value, count in self._staleness.items() if count > 0)
         return Progress(
             steps=self._steps,
             samples=self._samples,
@@ -108,8 +109,8 @@ class ProgressTotals:
             epoch=epoch,
             samples_per_s=(self._samples - self._earlier) / seconds if seconds > 0 else 0.0,
             loss=self._loss,
-            staleness_p50=float(_median(self._staleness)),
-            staleness_max=max(+self._staleness, default=0),
+            staleness_p50=float(_median(staleness)),
+            staleness_max=staleness[-1][0] if staleness else 0,
             rejected=self._rejected,
             dropped=self._dropped,
             earlier_steps=self._earlier_steps,
@@ -118,11 +119,15 @@ class ProgressTotals:
         )
 
 
-def _median(counts: Counter[int]) -> int:
-    """Returns the smallest value that at least half of the counts do not exceed; 0 if there are none."""
-    half, seen = counts.total() / 2, 0
-    for value in sorted(+counts):
-        seen += counts[value]
+def _median(counts: Sequence[tuple[int, int]]) -> int:
+    """Returns the smallest value that at least half of the counts do not exceed; 0 if there are none.
+
+    Args:
+        counts: values in ascending order, each with its count.
+    """
+    half, seen = sum(count for _, count in counts) / 2, 0
+    for value, count in counts:
+        seen += count
         if seen >= half:
             return value
     return 0
