@@ -29,7 +29,7 @@ from shoal._system import private_files
 _log = structlog.get_logger(__name__)
 
 # The calls that are recorded with any outcome, up to a number a second for each caller. The names lack the package of
-# the services.
+# the services, which `AUDITED` has.
 CONTROL_CALLS = frozenset(
     {
         "Coordinator/Register",
@@ -52,6 +52,7 @@ _REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 _SUBJECT = ("job", "member", "name", "role", "token")
 _MAX_TEXT = 200
 _PACKAGE = "shoal.v1."
+AUDITED = frozenset(f"{_PACKAGE}{call}" for call in CONTROL_CALLS)
 # Bytes of a file before it is rotated, and the number of earlier files that are kept.
 FILE_BYTES, FILES = 10 << 20, 5
 _STOP = ""
@@ -183,4 +184,4 @@ def _subject(request: Any) -> dict[str, dict[str, str]]:
     return {"about": found} if found else {}
 
 
-__all__ = ["CONTROL_CALLS", "FILES", "FILE_BYTES", "AuditLog"]
+__all__ = ["AUDITED", "CONTROL_CALLS", "FILES", "FILE_BYTES", "AuditLog"]

@@ -18,7 +18,7 @@ from shoal._security import NO_CREDENTIALS, AccessFile, AccessRole, Authorizer, 
 from shoal.v1 import coordinator_pb2_grpc, group_pb2_grpc, job_pb2_grpc, token_pb2_grpc
 from shoal_coordinator.access import Access
 from shoal_coordinator.api import CoordinatorService, GroupsService, JobsService, TokensService
-from shoal_coordinator.audit import AuditLog
+from shoal_coordinator.audit import AUDITED, AuditLog
 from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy, EvenPlacement, JobLimits, PlacementPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.groups import GroupRegistry
@@ -206,6 +206,7 @@ class CoordinatorProcess:
             credentials=config.credentials,
             authorizer=self.authorizer if self.access else None,
             on_outcome=self._audit.note,
+            audited=AUDITED,
         )
 
     @property

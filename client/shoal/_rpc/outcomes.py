@@ -35,13 +35,14 @@ class CallOutcome:
 OnOutcome = Callable[[CallOutcome], None]
 
 
-def observed(call: str, handler: Callable[..., Any], on_outcome: OnOutcome) -> Callable[..., Any]:
-    """Wraps a unary handler, so that the outcome of each of its calls is known.
+def observed(call: str, handler: Callable[..., Any], on_outcome: OnOutcome, *, successes: bool) -> Callable[..., Any]:
+    """Wraps a unary handler, so that the outcomes of its calls are known.
 
     Args:
         call: SERVICE/METHOD.
         handler: the handler.
-        on_outcome: called at the end of each call.
+        on_outcome: called at the end of each call that fails.
+        successes: whether it is also called for calls that succeed.
     """
 
     def handle(request: Any, context: grpc.ServicerContext) -> Any:
@@ -49,10 +50,11 @@ def observed(call: str, handler: Callable[..., Any], on_outcome: OnOutcome) -> C
             return handler(request, context)
         finally:
             status: Any = context.code()  # type: ignore[attr-defined]  # grpcio has it, its types have not
-            host, details = context.peer().rpartition(":")[0], context.details() or b""  # type: ignore[attr-defined]
-            name = status.name if status else "OK"
-            reason = details.decode(errors="replace") if isinstance(details, bytes) else str(details)
-            on_outcome(CallOutcome(call, caller(), host, name, request, reason))
+            if status or successes:
+                host, details = context.peer().rpartition(":")[0], context.details() or b""  # type: ignore[attr-defined]
+                name = status.name if status else "OK"
+                reason = details.decode(errors="replace") if isinstance(details, bytes) else str(details)
+                on_outcome(CallOutcome(call, caller(), host, name, request, reason))
 
     return handle
 

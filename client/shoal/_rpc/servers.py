@@ -212,7 +212,8 @@ class RpcServer:
         limits: limits of the calls.
         credentials: with TLS settings, the port accepts TLS only.
         authorizer: decides who may make which call. None allows all calls.
-        on_outcome: called with the outcome of each unary call, and of each call that `authorizer` refuses.
+        on_outcome: called with the outcome of each unary call that fails, and of each call that `authorizer` refuses.
+        audited: unary methods, as SERVICE/METHOD, whose successful calls `on_outcome` gets, too.
 
     Raises:
         PortInUse: the port is in use.
@@ -231,6 +232,7 @@ class RpcServer:
         credentials: Credentials = NO_CREDENTIALS,
         authorizer: Authorizer | None = None,
         on_outcome: OnOutcome | None = None,
+        audited: Collection[str] = (),
     ) -> None:
         if credentials.tls:
             credentials.tls.check_serves()
@@ -244,7 +246,7 @@ class RpcServer:
         )
         self._health = Health()
         # As far as generated code uses a server.
-        registrar: Any = _Registrar(self._server, self._reception, self._pools, essential, on_outcome)
+        registrar: Any = _Registrar(self._server, self._reception, self._pools, essential, on_outcome, audited)
         registrar.add_registered_method_handlers(HEALTH, self._health.handlers())
         for _, add, implementation in services:
             add(implementation, registrar)
@@ -322,9 +324,10 @@ class _Registrar:
         pools: _Pools,
         essential: Collection[str],
         on_outcome: OnOutcome | None,
+        audited: Collection[str],
     ) -> None:
         self._server, self._reception, self._pools, self._essential = server, reception, pools, essential
-        self._on_outcome = on_outcome
+        self._on_outcome, self._audited = on_outcome, audited
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
         """Does nothing: `add_registered_method_handlers` creates the generic handlers."""
@@ -359,7 +362,8 @@ class _Registrar:
         if handler.request_deserializer:
             handler = handler._replace(request_deserializer=requests.Decoder(handler.request_deserializer, name))
         if self._on_outcome and arity == "unary_unary":
-            behavior = observed(f"{service}/{name}", behavior, self._on_outcome)
+            successes = f"{service}/{name}" in self._audited
+            behavior = observed(f"{service}/{name}", behavior, self._on_outcome, successes=successes)
         return handler._replace(**{arity: _InPool(behavior, pool)})
 
 

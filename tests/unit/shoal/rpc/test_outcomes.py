@@ -1,0 +1,53 @@
+"""Outcomes of calls: those that nobody records are not put together."""
+
+from typing import Any, cast
+
+import grpc
+import pytest
+
+from shoal._rpc.outcomes import CallOutcome, observed
+
+
+class Context:
+    """A call, as far as its outcome needs it."""
+
+    def __init__(self) -> None:
+        self.status: grpc.StatusCode | None = None
+        self.asked = 0
+
+    def code(self) -> grpc.StatusCode | None:
+        return self.status
+
+    def details(self) -> bytes:
+        return b"the reason" if self.status else b""
+
+    def peer(self) -> str:
+        self.asked += 1
+        return "ipv4:10.0.0.5:9999"
+
+    def abort(self) -> None:
+        self.status = grpc.StatusCode.NOT_FOUND
+        raise ValueError
+
+
+def call(handler: Any, *, successes: bool) -> tuple[list[CallOutcome], Context]:
+    found: list[CallOutcome] = []
+    context = Context()
+    observed("a.B/C", handler, found.append, successes=successes)("request", cast(grpc.ServicerContext, context))
+    return found, context
+
+
+def test_calls_that_succeed_are_told_only_if_asked_for() -> None:
+    outcomes, context = call(lambda request, context: request, successes=False)
+    assert (outcomes, context.asked) == ([], 0)
+    outcomes, _ = call(lambda request, context: request, successes=True)
+    assert outcomes == [CallOutcome("a.B/C", None, "ipv4:10.0.0.5", "OK", "request")]
+
+
+def test_calls_that_fail_are_always_told() -> None:
+    found: list[CallOutcome] = []
+    context = Context()
+    handler = observed("a.B/C", lambda request, context: context.abort(), found.append, successes=False)
+    with pytest.raises(ValueError):
+        handler("request", cast(grpc.ServicerContext, context))
+    assert found == [CallOutcome("a.B/C", None, "ipv4:10.0.0.5", "NOT_FOUND", "request", "the reason")]
