@@ -5,8 +5,9 @@ python benchmarks/control_plane/scale.py [--workers N] [--servers N] ... [--keep
 The coordinator is real, in a process of its own, and its members are simulated (`members`): they register, enter one
 job, send heartbeats and report. The script measures how long entry takes; how much processor time the coordinator uses
 while all workers train, both without watchers and while clients watch another job; how soon servers release a silent
-worker; and how soon the last worker learns that its job was cancelled. It then measures what steps cost real servers
-and workers (`constants`); `--short` takes these costs from benchmarks/results/scale.json.
+worker; and how soon the last worker learns that its job was cancelled. It then measures what a call without any work
+costs a gRPC server (`bare_calls`), and what steps cost real servers and workers (`constants`); `--short` takes what
+steps cost from benchmarks/results/scale.json.
 
 It prints one JSON line. Its exit status is 1 if a target is missed. `--keep` writes the line to
 benchmarks/results/scale.json, and renews the tables and the chart of docs/explanation/scale.md (`scale_page`).
@@ -24,6 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import machine
 import scale_page
 from admission import scale_of
+from bare_calls import us_per_bare_call
 from constants import data_plane
 from phases import Scale, admit, cancel, remove, rest, simulated, train, watch
 
@@ -39,7 +41,9 @@ def control_plane(scale: Scale) -> dict[str, Any]:
         measured = dict(run.facts)
         for phase in (admit, train, watch, remove, cancel, rest):
             measured |= phase(run)
-        return measured
+    # After the members have ended: they would compete for the processors.
+    measured["us_per_bare_call"] = round(us_per_bare_call(scale.measured_s / 3))
+    return measured
 
 
 def misses(measured: dict[str, Any]) -> list[str]:

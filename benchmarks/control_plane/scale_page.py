@@ -65,6 +65,7 @@ def _control_plane(result: Mapping[str, Any]) -> str:
         ("heartbeats and reports that the coordinator answers", f"{found['calls_per_s']:g} /s", ""),
         ("coordinator CPU while all train", f"{found['coordinator_cores']:g} cores", "under 0.3"),
         ("coordinator CPU time of a heartbeat or report while all train", f"{found['us_per_call']} µs", ""),
+        *_bare_call(found),
         (
             f"coordinator CPU time of a heartbeat or report while {found['watchers']} clients watch another job, "
             "divided by the time without these clients",
@@ -87,6 +88,14 @@ def _control_plane(result: Mapping[str, Any]) -> str:
     return f"{title}\n| what | measured | target |\n| --- | --- | --- |\n" + "".join(
         f"| {what} | {value} | {target if full else ''} |\n" for what, value, target in rows
     )
+
+
+def _bare_call(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Returns the row of what gRPC itself costs; none if the run is older than this measurement."""
+    if "us_per_bare_call" not in found:
+        return []
+    what = "CPU time of a call without any work at a plain gRPC server in Python, at 400 calls a second"
+    return [(what, f"{found['us_per_bare_call']} µs", "")]
 
 
 def _constants(constants: model.Constants, result: Mapping[str, Any]) -> str:

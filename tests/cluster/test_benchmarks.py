@@ -69,6 +69,7 @@ def test_the_control_plane_with_simulated_members() -> None:
     assert 0 < found["joined_s"] < 30
     assert 0 < found["cancel_s"] < 30
     assert 2 < found["released_after_s"] < 30
+    assert found["us_per_bare_call"] > 0
     assert Constants.measured(line).report_s > 0
     assert "| 10,000 |" in tables(line)
 
