@@ -47,19 +47,17 @@ class LocalOptimizer:
         self._restored: dict[str, State] = {}  # slots that go to the devices of their variables with the next update
         self._put: Callable[[Array], Array] = _same
 
-    def update(self, gradients: Sequence[tuple[str, Array, Array]]) -> None:
+    def update(self, gradients: Sequence[tuple[str, Array, Array]], square: float | None = None) -> None:
         """Applies the gradients of one step, in place.
 
         Args:
             gradients: (name, value, gradient) of each variable; both arrays have one shape, dtype and device, or are
                 split over devices in the same way.
+            square: what `clip_norm` takes for the square of the norm, if these are a part of the gradients; None means
+                `square_of` these.
         """
-        entries = [
-            _Entry(value, gradient, self._slots_of(name, value), own)
-            for name, value, gradient in gradients
-            if (own := self._settings_of(name)).rate != 0
-        ]
-        factor = self._clip_factor(entries)
+        entries = self._entries(gradients)
+        factor = self._clip_factor(self._square_of(entries) if square is None else square)
         rate = (self.learning_rate or self._schedule).rate(self.version)
         change = _UPDATES[type(self.optimizer)]
 
@@ -70,6 +68,14 @@ class LocalOptimizer:
 
         _on_devices(changed, entries)
         self.version += 1
+
+    def square_of(self, gradients: Sequence[tuple[str, Array, Array]]) -> float:
+        """Returns the square of the norm that `clip_norm` limits; 0 without a limit.
+
+        Args:
+            gradients: see `update`.
+        """
+        return self._square_of(self._entries(gradients))
 
     def state(self) -> dict[str, Array]:
         """Returns the slots, by "variable/slot"."""
@@ -104,13 +110,23 @@ class LocalOptimizer:
             self._slots[name] = {slot: _full_like(value, start) for slot, start in initial.items()}
         return self._slots[name]
 
-    def _clip_factor(self, entries: "Sequence[_Entry]") -> float | None:
+    def _entries(self, gradients: Sequence[tuple[str, Array, Array]]) -> "list[_Entry]":
+        """Returns what the update of each variable needs. Variables that do not learn are left out."""
+        return [
+            _Entry(value, gradient, self._slots_of(name, value), own)
+            for name, value, gradient in gradients
+            if (own := self._settings_of(name)).rate != 0
+        ]
+
+    def _square_of(self, entries: "Sequence[_Entry]") -> float:
+        if not self.optimizer.clip_norm:
+            return 0.0
+        return math.fsum(_on_devices(lambda it: _square(it.gradient), entries))
+
+    def _clip_factor(self, square: float) -> float | None:
         """Returns what `clip_norm` multiplies the gradients with; None if it leaves them alone."""
         limit = self.optimizer.clip_norm
-        if not limit:
-            return None
-        squares = _on_devices(lambda it: _square(it.gradient), entries)
-        factor = limit / (math.sqrt(math.fsum(squares)) + _TINY)
+        factor = limit / (math.sqrt(square) + _TINY) if limit else 1.0
         return factor if factor < 1 else None
 
 
@@ -169,6 +185,11 @@ def _full_like(value: Array, start: float) -> Array:
 
 def _same(array: Array) -> Array:
     return array
+
+
+def slots_of(optimizer: optim.Optimizer) -> int:
+    """Returns the number of slots of each variable."""
+    return len(_SLOTS[type(optimizer)](optimizer))
 
 
 def _square(gradient: Array) -> float:
@@ -287,4 +308,4 @@ _UPDATES: dict[type[optim.Optimizer], _Update] = {
     optim.FTRL: _ftrl,
 }
 
-__all__ = ["LocalOptimizer"]
+__all__ = ["LocalOptimizer", "slots_of"]

@@ -17,9 +17,10 @@ def need(*names: str, source: str, failing: tuple[str, ...] = ("SHOAL_E2E",)) ->
         source: where to get it.
         failing: environment variables. If any of them is set, the test fails. `make e2e` sets SHOAL_E2E.
     """
-    if found := next(filter(None, map(shutil.which, names)), None):
-        return found
-    without(f"there is no {' nor '.join(names)} here: {source}", failing=failing)
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        without(f"there is no {' nor '.join(names)} here: {source}", failing=failing)
+    return found
 
 
 def without(complaint: str, *, failing: tuple[str, ...] = ("SHOAL_E2E",)) -> NoReturn:

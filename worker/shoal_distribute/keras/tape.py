@@ -91,6 +91,11 @@ class GradientTape:
             return [_of(source, found) for source in sources]
         return _of(sources, found)
 
+    @property
+    def pullbacks(self) -> list[Callable[[Array], Sequence[Array | None]]]:
+        """The pullbacks of the recorded steps. They hold the arrays that the backward pass needs."""
+        return self._record.pullbacks
+
     def gradients_in_turn(
         self, target: Any, variables: Sequence[DistributedVariable]
     ) -> Iterator[tuple[Array | None, DistributedVariable]]:

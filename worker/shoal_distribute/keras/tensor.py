@@ -53,6 +53,11 @@ class Record:
         node.holders += 1
         self._nodes.append(node)
 
+    @property
+    def pullbacks(self) -> list[Callable[[Array], Sequence[Array | None]]]:
+        """The pullbacks of the steps."""
+        return [node.pull for node in self._nodes if node.pull is not None]
+
     def release(self) -> None:
         """Frees the memory of steps that no other record has. A loss that a user keeps then holds no activations."""
         for node in self._nodes:

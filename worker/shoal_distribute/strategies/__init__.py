@@ -8,6 +8,7 @@ from shoal_distribute.strategies.current import (
     has_strategy,
     in_cross_replica_context,
 )
+from shoal_distribute.strategies.local_state import OptimizerStates
 from shoal_distribute.strategies.mirrored import DefaultStrategy, MirroredStrategy, OneDeviceStrategy
 from shoal_distribute.strategies.multi_worker import MultiWorkerMirroredStrategy
 from shoal_distribute.strategies.parameter_server import ParameterServerStrategy
@@ -18,6 +19,7 @@ __all__ = [
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
+    "OptimizerStates",
     "ParameterServerStrategy",
     "Strategy",
     "get_replica_context",

@@ -1,8 +1,40 @@
 """Training hooks: what `fit` and other training loops ask of a strategy, or tell it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-from shoal import errors
+from shoal import errors, optim
+
+
+class ModelStages(Protocol):
+    """A model that a strategy computes in stages, micro-batch by micro-batch."""
+
+    def outputs(self, x: Any) -> Any:
+        """Returns the outputs of the model in evaluation.
+
+        Args:
+            x: the inputs of a batch.
+        """
+
+    def backward(self, batch: tuple[Any, Any, Any], loss: Callable[..., Any]) -> float:
+        """Computes the gradients of a batch, and keeps their sums.
+
+        Args:
+            batch: inputs, labels and weights.
+            loss: takes the outputs, labels and weights of a micro-batch, and whether it is called again for the same
+                one. It returns the sum of the losses, and what divides it for the mean.
+
+        Returns:
+            The sum of these divisors.
+        """
+
+    def apply(self, optimizer: optim.Optimizer, divisor: float) -> None:
+        """Applies an optimizer once to the sums of the gradients.
+
+        Args:
+            optimizer: the optimizer.
+            divisor: what divides the sums.
+        """
 
 
 class TrainingHooks:
@@ -26,6 +58,31 @@ class TrainingHooks:
         Raises:
             WrongContext: something else gives the steps to the workers.
         """
+
+    def check_batch(self, samples: int) -> None:
+        """Checks that a step can take a batch.
+
+        Args:
+            samples: number of its samples.
+
+        Raises:
+            InvalidData: it has too few.
+        """
+        del samples  # most strategies take any batch
+
+    def stages_of(self, model: Any, x: Any, optimizer: optim.Optimizer | None = None) -> ModelStages | None:
+        """Returns what computes a model in stages; None if the model computes as a whole.
+
+        Args:
+            model: the model.
+            x: the inputs of the batch that is to be computed.
+            optimizer: what applies its gradients, in training.
+
+        Raises:
+            InvalidLayer: the model cannot be cut into the stages of the strategy.
+        """
+        del model, x, optimizer
+        return None
 
     def share_state(self) -> None:
         """Waits until all processes of an elastic group have the state of one: variables, optimizers and progress.
@@ -53,4 +110,4 @@ class TrainingHooks:
         del metrics, samples  # without a job, there is nothing that shows them
 
 
-__all__ = ["TrainingHooks"]
+__all__ = ["ModelStages", "TrainingHooks"]

@@ -13,6 +13,7 @@ from shoal._numerics import random_streams
 from shoal.program import Array
 from shoal_distribute.keras import config
 from shoal_distribute.keras.layers.base import Layer, Shape, cast
+from shoal_distribute.keras.layers.forward_pass import TrainingCall, current_pass
 from shoal_distribute.keras.tensor import Tensor, is_recorded, recorded
 from shoal_distribute.replica_context import current_replica
 from shoal_distribute.values import DistributedVariable
@@ -111,8 +112,9 @@ class CoreLayer(Layer):
         xp = namespace_of(next(iter(arrays.values()), x.array))
         arrays |= {name: xp.asarray(values) for name, values in self._constants.items()}
         given = x.array if namespace_of(x.array) is xp else xp.asarray(x.array)
-        y, after, pull = core.apply(arrays, arrays, given, self._context(learns))
-        if learns:
+        context, state, changes = self._context(learns, arrays)
+        y, after, pull = core.apply(arrays, {**arrays, **state}, given, context)
+        if changes:
             for name, value in after.items():
                 self._variables[name].assign(value)
         trained = self.trained_variables()
@@ -137,14 +139,35 @@ class CoreLayer(Layer):
         """Returns the variables that get gradients, by their names in shoal_nn."""
         return {name: it for name, it in self._variables.items() if it.trainable and self.trainable}
 
-    def _context(self, learns: bool) -> Any:
-        """Returns the context of a training step, with a seed of its own; False in evaluation."""
+    @property
+    def training_calls(self) -> int:
+        """The number of calls in training so far, by the first replica. Each has a seed of its own."""
+        return self._steps.get(0, -1) + 1
+
+    @training_calls.setter
+    def training_calls(self, count: int) -> None:
+        self._steps[0] = count - 1
+
+    def _context(self, learns: bool, arrays: Mapping[str, Array]) -> tuple[Any, Mapping[str, Array], bool]:
+        """Returns the context of a call, state that replaces the present one, and whether the call changes the state.
+
+        A training step has a seed of its own. In evaluation, the context is False.
+        """
         if not learns:
-            return False
+            return False, {}, False
+        computed = current_pass()
+        if computed is None:
+            return self._next_context(None), {}, True
+        state = {name: arrays[name] for name, it in self._variables.items() if not it.trainable}
+        call = computed.training_call(lambda: TrainingCall(self._next_context(computed.number(self)), state))
+        return call.context, call.state, computed.changes_state
+
+    def _next_context(self, chosen: int | None) -> TrainingContext:
         replica = current_replica()
         number = replica.replica_id_in_sync_group if replica else 0
-        step = self._steps[number] = self._steps.get(number, -1) + 1
-        return TrainingContext(random_streams.key_of(self._seed, f"{number}/{step}") % 2**63)
+        if chosen is None:
+            chosen = self._steps[number] = self._steps.get(number, -1) + 1
+        return TrainingContext(random_streams.key_of(self._seed, f"{number}/{chosen}") % 2**63)
 
 
 class WrappedLayer(CoreLayer):

@@ -108,23 +108,30 @@ class Model(Trainer, Layer):
     def call(self, inputs: Any, training: bool = False) -> Any:
         if self._inputs is None:
             raise errors.InvalidLayer(f"model {self.name} has no inputs; give inputs and outputs, or define call()")
-        given = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-        if len(given) != len(self.inputs):
-            raise errors.InvalidShape(f"model {self.name} got {len(given)} inputs, but has {len(self.inputs)}")
-        values: dict[int, Tensor] = {}
-        for symbol, value in zip(self.inputs, given, strict=True):
-            if value.shape[1:] != symbol.sample_shape:
-                raise errors.InvalidShape(
-                    f"model {self.name} got samples of the shape {value.shape[1:]} for the input {symbol.name}, but "
-                    f"needs {symbol.sample_shape}; reshape the data, or change Input"
-                )
-            values[id(symbol)] = value
+        given = self.checked_inputs(list(inputs) if isinstance(inputs, list | tuple) else [inputs])
+        values = {id(symbol): value for symbol, value in zip(self.inputs, given, strict=True)}
         for symbol, call in self.steps():
             fed: Any = [values[id(it)] for it in call.tensors]
             learns = training if call.training is None else call.training
             values[id(symbol)] = call.layer(fed if isinstance(call.inputs, list) else fed[0], training=learns)
         found = [values[id(symbol)] for symbol in self.outputs]
         return found if isinstance(self._outputs, list | tuple) else found[0]
+
+    def checked_inputs(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Returns the inputs of a batch.
+
+        Raises:
+            InvalidShape: they do not fit the symbolic inputs.
+        """
+        if len(inputs) != len(self.inputs):
+            raise errors.InvalidShape(f"model {self.name} got {len(inputs)} inputs, but has {len(self.inputs)}")
+        for symbol, value in zip(self.inputs, inputs, strict=True):
+            if value.shape[1:] != symbol.sample_shape:
+                raise errors.InvalidShape(
+                    f"model {self.name} got samples of the shape {value.shape[1:]} for the input {symbol.name}, but "
+                    f"needs {symbol.sample_shape}; reshape the data, or change Input"
+                )
+        return inputs
 
     def steps(self) -> list[tuple[KerasTensor, SymbolicCall]]:
         """Returns the calls of layers, each with the symbolic tensor that it computes."""

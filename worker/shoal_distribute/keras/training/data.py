@@ -48,6 +48,11 @@ class ArrayBatches:
         """The inputs of the first sample, as a batch."""
         return _picked(self._parts[0], slice(1))
 
+    @property
+    def smallest(self) -> int:
+        """The number of samples of the last batch."""
+        return self.samples % self._size or self._size
+
     def __len__(self) -> int:
         return (self.samples + self._size - 1) // self._size
 

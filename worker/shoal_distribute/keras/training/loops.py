@@ -48,6 +48,8 @@ def train(model: Trained, batches: BatchSource, plan: FitPlan) -> History:
     Returns:
         The metrics of each epoch.
     """
+    if batches.smallest is not None:
+        model.strategy.check_batch(batches.smallest)
     history, verbose = History(), level(plan.verbose)
     params = {"epochs": plan.epochs, "steps": batches.steps, "verbose": verbose}
     calls = CallbackList([history, *map(_callback, plan.callbacks)], model, params)

@@ -66,6 +66,11 @@ class BatchSource:
         return self._batches.first_sample if isinstance(self._batches, ArrayBatches) else None
 
     @property
+    def smallest(self) -> int | None:
+        """The number of samples of the smallest batch; None if the batches are a data set."""
+        return self._batches.smallest if isinstance(self._batches, ArrayBatches) else None
+
+    @property
     def steps(self) -> int | None:
         """The number of batches; None if it is not known."""
         try:

@@ -17,6 +17,7 @@ from shoal_distribute.keras.training.callback import History
 from shoal_distribute.keras.training.data import divided, samples_of, unpacked
 from shoal_distribute.keras.training.penalties import added_up, gradients_without_samples, share_of
 from shoal_distribute.keras.training.sources import BatchSource, source_of, validation_of
+from shoal_distribute.keras.training.staged import StagedTrainer
 from shoal_distribute.replica_context import current_replica
 from shoal_distribute.strategies import Strategy, get_strategy, has_strategy
 from shoal_distribute.values import DistributedVariable
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _SMALLEST = 1e-30  # divides nothing by 0: the sum of the weights of a batch may be 0
 
 
-class Trainer:
+class Trainer(StagedTrainer):
     """Base class of models: what trains and evaluates them.
 
     Attributes:
@@ -127,6 +128,8 @@ class Trainer:
             self._shared(0.0)
             self._report(before, 0)
             self.optimizer.apply_gradients(gradients_without_samples(self))  # type: ignore[arg-type]
+            return
+        if self._trained_in_stages(x, y, weights):
             return
         with GradientTape() as tape:
             outputs = self._outputs_of(x, training=True)
@@ -310,7 +313,8 @@ class Trainer:
         return self.predict(x, batch_size=samples_of((x,)), verbose=0)
 
     def _outputs_of(self, x: Any, *, training: bool) -> Any:
-        return self(x, training=training)  # type: ignore[operator] # a layer, too
+        stages = None if training else self.strategy.stages_of(self, x)
+        return stages.outputs(x) if stages else self(x, training=training)  # type: ignore[operator] # a layer, too
 
     def _loss_parts(self, y: Any, outputs: Any, weights: Any, penalty: Tensor | None) -> tuple[Tensor, float]:
         """Returns the sum of the losses and what divides it for the mean. Adds both to the running mean.

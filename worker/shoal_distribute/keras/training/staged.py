@@ -1,0 +1,67 @@
+"""Steps of models that a strategy computes in stages."""
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from shoal import errors
+from shoal_distribute.keras.tensor import Tensor
+from shoal_distribute.strategies import Strategy
+
+if TYPE_CHECKING:
+    from shoal_distribute.keras.losses import Loss
+    from shoal_distribute.keras.optimizers import Optimizer
+
+
+class StagedTrainer:
+    """Base class of `Trainer`: what it does if its strategy computes models in stages."""
+
+    strategy: Strategy
+    losses: list[Tensor]
+    optimizer: "Optimizer | None"
+    loss: "Loss | None"
+
+    def _trained_in_stages(self, x: Any, y: Any, weights: Any) -> bool:
+        """Takes a step of training, if the model is in stages. Returns whether it is.
+
+        The stages compute the loss of each micro-batch, divide the sums of the gradients once by the weights of all
+        samples, and apply the optimizer.
+
+        Raises:
+            WrongContext: a layer of a model in stages has a regularizer, or adds a loss of its own.
+        """
+        assert self.optimizer is not None
+        stages = self.strategy.stages_of(self, x, self.optimizer.spec)
+        if stages is None:
+            return False
+        divisor = stages.backward((x, y, weights), self._micro_batch_loss)
+        if self.losses:
+            raise errors.WrongContext(
+                f"{type(self.strategy).__name__} does not add the penalties of regularizers, or losses of `add_loss`, to "
+                "the loss of a model in stages; leave them out, or give the optimizer a weight decay in place of an L2 "
+                "regularizer"
+            )
+        stages.apply(self.optimizer.spec, self._shared(divisor))
+        return True
+
+    def _micro_batch_loss(self, outputs: Any, y: Any, weights: Any, again: bool) -> tuple[Tensor, float]:
+        """Returns the sum of the losses of a micro-batch, and what divides it. The first time, it counts in metrics."""
+        if again:
+            assert self.loss is not None
+            return self.loss.parts(y, outputs, weights)
+        self._update_metrics(y, outputs, weights)
+        return self._loss_parts(y, outputs, weights)
+
+    @abstractmethod
+    def _loss_parts(self, y: Any, outputs: Any, weights: Any) -> tuple[Tensor, float]:
+        """See `Trainer`."""
+
+    @abstractmethod
+    def _update_metrics(self, y: Any, outputs: Any, weights: Any) -> None:
+        """See `Trainer`."""
+
+    @abstractmethod
+    def _shared(self, divisor: float) -> float:
+        """See `Trainer`."""
+
+
+__all__ = ["StagedTrainer"]

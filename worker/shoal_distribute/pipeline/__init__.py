@@ -1,0 +1,6 @@
+"""Pipelines: models cut into stages on several devices, through which batches flow in micro-batches."""
+
+from shoal_distribute.pipeline.strategy import PipelineStrategy
+from shoal_distribute.pipeline.timings import PipelineTimings, StageTimings
+
+__all__ = ["PipelineStrategy", "PipelineTimings", "StageTimings"]

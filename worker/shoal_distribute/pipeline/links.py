@@ -1,0 +1,98 @@
+"""Links between the stages of one process: bounded queues of activations and their gradients."""
+
+import threading
+from collections import defaultdict, deque
+from dataclasses import dataclass
+
+from shoal.program import Array
+from shoal_distribute.devices import LogicalDevice
+
+
+@dataclass(frozen=True)
+class Passed:
+    """One value that a stage passes to the next.
+
+    Attributes:
+        array: the value.
+        needs_gradient: whether the sender waits for its gradient.
+    """
+
+    array: Array
+    needs_gradient: bool
+
+
+# What stages pass: values forward, and gradients back, which are None for values that need none.
+Message = list[Passed] | list[Array | None]
+
+
+class Stopped(Exception):
+    """Another stage has failed, so this one stops."""
+
+
+class Links:
+    """Queues between neighbouring stages, each a thread of this process.
+
+    Args:
+        capacity: messages that a link holds. A sender waits while it is full.
+    """
+
+    def __init__(self, capacity: int = 2) -> None:
+        self._capacity = capacity
+        self._condition = threading.Condition()  # guards what follows
+        self._queues: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
+        self._is_stopped = False
+
+    def send(self, sender: int, receiver: int, message: Message) -> None:
+        """Puts a message on a link.
+
+        Args:
+            sender: number of the sending stage.
+            receiver: number of the receiving stage.
+            message: the message. Its arrays must be computed, and must not change any more.
+
+        Raises:
+            Stopped: another stage has failed.
+        """
+        with self._condition:
+            queue = self._queues[sender, receiver]
+            self._condition.wait_for(lambda: self._is_stopped or len(queue) < self._capacity)
+            self._check()
+            queue.append(message)
+            self._condition.notify_all()
+
+    def receive(self, sender: int, receiver: int) -> Message:
+        """Takes the next message from a link.
+
+        Args:
+            sender: number of the sending stage.
+            receiver: number of the receiving stage.
+
+        Raises:
+            Stopped: another stage has failed.
+        """
+        with self._condition:
+            queue = self._queues[sender, receiver]
+            self._condition.wait_for(lambda: self._is_stopped or bool(queue))
+            self._check()
+            message = queue.popleft()
+            self._condition.notify_all()
+            return message
+
+    def stop(self) -> None:
+        """Ends all waiting: a stage has failed."""
+        with self._condition:
+            self._is_stopped = True
+            self._condition.notify_all()
+
+    def _check(self) -> None:
+        if self._is_stopped:
+            raise Stopped
+
+
+def settle(device: LogicalDevice) -> None:
+    """Waits until a GPU has computed what this thread has started, so that other threads may use it."""
+    if device.is_gpu:
+        device.xp.cuda.get_current_stream().synchronize()
+
+
+__all__ = ["Links", "Message", "Passed", "Stopped", "settle"]

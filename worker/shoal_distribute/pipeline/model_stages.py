@@ -1,0 +1,291 @@
+"""A model in stages: its training steps and evaluations, micro-batch by micro-batch, on the threads of the stages."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from shoal import errors, optim
+from shoal.program import Array
+from shoal_distribute.devices import LogicalDevice
+from shoal_distribute.keras.layers.base import as_tensor
+from shoal_distribute.keras.models.model import Model
+from shoal_distribute.keras.tensor import Tensor, array_of
+from shoal_distribute.pipeline.graph import Graph
+from shoal_distribute.pipeline.links import Links, Passed, settle
+from shoal_distribute.pipeline.parts import parts_of, tied_layers
+from shoal_distribute.pipeline.schedules import Schedule, split_of
+from shoal_distribute.pipeline.stage import Objective, Stage, StepPlan
+from shoal_distribute.pipeline.stage_optimizers import StageOptimizers
+from shoal_distribute.pipeline.stage_threads import StageThreads
+from shoal_distribute.pipeline.timings import PipelineTimings, StageTimings
+from shoal_distribute.pipeline.variables import StageVariable
+from shoal_distribute.replica_context import Replicated, current_replica
+from shoal_worker.arrays import namespace_of
+
+
+@dataclass(frozen=True)
+class PipelineSettings:
+    """How a strategy runs its pipelines.
+
+    Attributes:
+        devices: the device of each stage.
+        micro_batches: number of micro-batches of a training step.
+        schedule: the order of the passes.
+        recompute: whether stages keep their inputs only, and compute their activations again.
+        limits: the bytes that each stage may hold; infinity means any.
+        clock: returns seconds.
+    """
+
+    devices: Sequence[LogicalDevice]
+    micro_batches: int
+    schedule: Schedule
+    recompute: bool
+    limits: Sequence[float]
+    clock: Callable[[], float] = time.perf_counter
+
+
+class PipelinedModel:
+    """A model that is cut into stages.
+
+    Args:
+        strategy: the strategy of the model.
+        model: the model.
+        graph: its calls.
+        cuts: the places in front of the first call of each stage but the first.
+        settings: how it runs.
+        threads: the threads of the stages.
+        optimizers: the optimizers of the stages.
+
+    Raises:
+        InvalidLayer: several stages have a layer that only one of them may have.
+
+    Attributes:
+        graph: its calls.
+        stages: its stages.
+        slots: number of optimizer slots of each variable, which need memory.
+        steps: number of training steps so far.
+    """
+
+    def __init__(
+        self,
+        strategy: Replicated,
+        model: Model,
+        graph: Graph,
+        cuts: Sequence[int],
+        settings: PipelineSettings,
+        threads: StageThreads,
+        optimizers: StageOptimizers,
+    ) -> None:
+        self._strategy, self._model, self._settings = strategy, model, settings
+        self.graph, self._threads, self._optimizers = graph, threads, optimizers
+        self.stages = [Stage(part, graph) for part in parts_of(graph, cuts, settings.devices)]
+        self._tied = tied_layers(model.name, [it.part for it in self.stages])
+        self.steps, self._seconds = 0, 0.0
+        self._compute = [0.0 for _ in self.stages]
+        self.slots = 0
+
+    def place_variables(self) -> None:
+        """Moves each variable to the first stage that uses it, unless another model has placed it."""
+        for stage in self.stages:
+            for variable in stage.part.variables:
+                if not variable.is_placed:
+                    variable.place(stage.part.number, stage.part.device)
+
+    def outputs(self, x: Any) -> Any:
+        """Returns the outputs of the model in evaluation, on the device of the strategy's first stage.
+
+        Args:
+            x: the inputs of a batch.
+        """
+        inputs, count = self._inputs(x), self._settings.micro_batches
+        parts = split_of(len(inputs[0]), max(1, min(count, len(inputs[0]))))
+        links = Links()
+        runs = [partial(self._evaluate, stage, links, inputs, parts) for stage in self.stages]
+        found = self._threads.run(self._strategy, runs, links)[-1]
+        replica = current_replica()
+        assert replica is not None  # `Strategy.run` runs it
+        moved = [[replica.device.put(it.array) for it in outputs] for outputs in zip(*found, strict=True)]
+        whole = [Tensor(namespace_of(it[0]).concatenate(it)) for it in moved]
+        return whole if self.graph.returns_list else whole[0]
+
+    def backward(self, batch: tuple[Any, Any, Any], loss: Callable[..., Any]) -> float:
+        """Computes the gradients of a batch, and keeps their sums in the stages. See `ModelStages.backward`.
+
+        Args:
+            batch: inputs, labels and weights.
+            loss: the loss of a micro-batch.
+
+        Returns:
+            What divides the sums.
+
+        Raises:
+            InvalidData: the batch has fewer samples than there are micro-batches.
+        """
+        x, y, weights = batch
+        inputs, count = self._inputs(x), self._settings.micro_batches
+        check_samples(len(inputs[0]), count)
+        parts = split_of(len(inputs[0]), count)
+        divisors: list[float] = []
+
+        def objective_of(number: int) -> Objective:
+            def objective(outputs: Any, again: bool) -> Tensor:
+                total, divisor = loss(outputs, _picked(y, parts[number]), _picked(weights, parts[number]), again)
+                if not again:
+                    divisors.append(divisor)
+                found: Tensor = total
+                return found
+
+            return objective
+
+        self._begin(count)
+        links, clock = Links(), self._settings.clock
+        runs = [partial(self._train, stage, links, inputs, parts, objective_of) for stage in self.stages]
+        started = clock()
+        seconds = self._threads.run(self._strategy, runs, links)
+        self._seconds += clock() - started
+        self.steps += 1
+        self._compute = [a + b for a, b in zip(self._compute, seconds, strict=True)]
+        self._count_tied_calls(count)
+        return math.fsum(divisors)
+
+    def apply(self, optimizer: optim.Optimizer, divisor: float) -> None:
+        """Applies an optimizer once to the sums of the gradients, each stage to its variables.
+
+        Args:
+            optimizer: the optimizer.
+            divisor: what divides the sums.
+
+        Raises:
+            InvalidGradient: no variable has a gradient.
+        """
+        summed: dict[int, tuple[StageVariable, list[Array]]] = {}
+        for stage in self.stages:
+            for key, (variable, gradient) in stage.gradients.items():
+                summed.setdefault(key, (variable, []))[1].append(gradient)
+            stage.gradients = {}
+        if not summed:
+            raise errors.InvalidGradient(
+                "no variable has a gradient; compute them from a loss that depends on the variables"
+            )
+        self._optimizers.update(self._strategy, optimizer, list(summed.values()), divisor)
+
+    def timings(self) -> PipelineTimings:
+        """Returns the timings of the training steps so far."""
+        found = []
+        for stage, seconds in zip(self.stages, self._compute, strict=True):
+            part, fixed = stage.part, stage.fixed_bytes
+            wait = max(0.0, self._seconds - seconds)
+            found.append(
+                StageTimings(
+                    part.number, part.device.name, part.layers, seconds, wait, fixed, stage.peak_bytes, stage.peak_held
+                )
+            )
+        return PipelineTimings(self.steps, self._seconds, tuple(found))
+
+    def _inputs(self, x: Any) -> list[Array]:
+        """Returns the inputs of the model, after a check of their shapes."""
+        given = list(x) if isinstance(x, list | tuple) else [x]
+        return [it.array for it in self._model.checked_inputs([as_tensor(it) for it in given])]
+
+    def _begin(self, count: int) -> None:
+        settings, trained = self._settings, frozenset(map(id, self._model.trainable_variables))
+        bases = {key: layer.training_calls for key, (layer, _) in self._tied.items()}
+        for number, stage in enumerate(self.stages):
+            held = settings.schedule.held(number, len(self.stages), count)
+            numbers = [self._numbers(number, it, bases) for it in range(count)]
+            stage.begin(StepPlan(trained, self.slots, held, settings.recompute, settings.limits[number], numbers))
+
+    def _numbers(self, stage: int, micro_batch: int, bases: Mapping[int, int]) -> dict[int, range]:
+        """Returns the numbers of the training calls of tied layers, as one process would count them."""
+        found = {}
+        for key, (_, by_stage) in self._tied.items():
+            first = bases[key] + micro_batch * sum(by_stage) + sum(by_stage[:stage])
+            found[key] = range(first, first + by_stage[stage])
+        return found
+
+    def _count_tied_calls(self, count: int) -> None:
+        for layer, by_stage in self._tied.values():
+            if layer.trainable:
+                layer.training_calls += count * sum(by_stage)
+
+    def _train(
+        self,
+        stage: Stage,
+        links: Links,
+        inputs: Sequence[Array],
+        parts: Sequence[slice],
+        objective_of: Callable[[int], Objective],
+    ) -> float:
+        """Does a stage's work of a training step. Returns the seconds in which it computed."""
+        number, last, clock = stage.part.number, len(self.stages) - 1, self._settings.clock
+        seconds = 0.0
+        for work in self._settings.schedule.works(number, len(self.stages), len(parts)):
+            of, got = work.micro_batch, []  # type: int, list[Any]
+            if work.is_forward and number > 0:
+                got = links.receive(number - 1, number)
+            elif not work.is_forward and number < last:
+                got = links.receive(number + 1, number)
+            started = clock()
+            got = self._put(stage, got)
+            if work.is_forward:
+                objective = objective_of(of) if number == last else None
+                sent: Any = stage.forward(of, got, self._fed(stage, inputs, parts[of]), objective)
+            else:
+                sent = stage.backward(of, got)
+            settle(stage.part.device)
+            seconds += clock() - started
+            if work.is_forward and number < last:
+                links.send(number, number + 1, sent)
+            elif not work.is_forward and number > 0:
+                links.send(number, number - 1, sent)
+        return seconds
+
+    def _evaluate(
+        self, stage: Stage, links: Links, inputs: Sequence[Array], parts: Sequence[slice]
+    ) -> list[list[Passed]]:
+        """Does a stage's work of an evaluation. Returns the outputs of each micro-batch."""
+        number, last = stage.part.number, len(self.stages) - 1
+        found = []
+        for part in parts:
+            got: Any = self._put(stage, links.receive(number - 1, number)) if number > 0 else []
+            sent = stage.outputs(got, self._fed(stage, inputs, part))
+            settle(stage.part.device)
+            if number < last:
+                links.send(number, number + 1, list(sent))
+            else:
+                found.append(sent)
+        return found
+
+    def _put(self, stage: Stage, message: Any) -> list[Any]:
+        """Returns what a stage has received, on its device."""
+        put = stage.part.device.put
+        moved = [
+            Passed(put(it.array), it.needs_gradient) if isinstance(it, Passed) else None if it is None else put(it)
+            for it in message
+        ]
+        settle(stage.part.device)  # the sender may free its arrays then
+        return moved
+
+    def _fed(self, stage: Stage, inputs: Sequence[Array], part: slice) -> dict[int, Array]:
+        return {it: stage.part.device.put(inputs[it][part]) for it in stage.part.feeds}
+
+
+def check_samples(samples: int, micro_batches: int) -> None:
+    """Raises InvalidData if a batch has fewer samples than there are micro-batches."""
+    if samples < micro_batches:
+        raise errors.InvalidData(
+            f"a batch has {samples} samples, fewer than micro_batches={micro_batches}; give larger batches, leave out "
+            "a smaller last one, or use fewer micro-batches"
+        )
+
+
+def _picked(part: Any, chosen: slice) -> Any:
+    if part is None:
+        return None
+    return [array_of(it)[chosen] for it in part] if isinstance(part, list | tuple) else array_of(part)[chosen]
+
+
+__all__ = ["PipelineSettings", "PipelinedModel", "check_samples"]

@@ -1,0 +1,67 @@
+"""Bytes of the arrays that recorded steps keep for the backward pass."""
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from shoal.program import Array
+from shoal_distribute.keras.tensor import Tensor
+from shoal_nn.layer import PartwisePullback
+
+
+def saved_bytes(holders: Iterable[Any], apart_from: Iterable[Array]) -> int:
+    """Returns the bytes of all arrays that objects hold. Views of one array count once, as the largest of them.
+
+    Args:
+        holders: arrays, and pullbacks, which hold arrays in their closures.
+        apart_from: arrays that do not count, such as the values of variables.
+    """
+    ignored = {id(_memory_of(it)) for it in apart_from}
+    sizes: dict[int, int] = {}
+    seen: set[int] = set()
+    todo: list[Any] = list(holders)
+    while todo:
+        found = todo.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if hasattr(found, "nbytes") and hasattr(found, "shape"):
+            memory = id(_memory_of(found))
+            if memory not in ignored:
+                sizes[memory] = max(sizes.get(memory, 0), int(found.nbytes))
+        else:
+            todo += _held_by(found)
+    return sum(sizes.values())
+
+
+def _held_by(found: Any) -> list[Any]:
+    """Returns what an object holds, as far as the pullbacks of layers are built of such objects."""
+    match found:
+        case Tensor():
+            return [found.array]
+        case tuple() | list() | set():
+            return list(found)
+        case dict():
+            return list(found.values())
+        case functools.partial():
+            return [found.func, *found.args, *found.keywords.values()]
+        case PartwisePullback():
+            return list(vars(found).values())
+    held = list(getattr(found, "__defaults__", None) or ())
+    for cell in getattr(found, "__closure__", None) or ():
+        try:
+            held.append(cell.cell_contents)
+        except ValueError:  # a name that is not bound yet
+            continue
+    own = getattr(found, "__self__", None)  # of a method
+    return held if own is None or isinstance(own, type) else [*held, own, getattr(found, "__func__", None)]
+
+
+def _memory_of(array: Array) -> Array:
+    """Returns the array whose memory a view shows."""
+    while getattr(array, "base", None) is not None and hasattr(array.base, "nbytes"):
+        array = array.base
+    return array
+
+
+__all__ = ["saved_bytes"]

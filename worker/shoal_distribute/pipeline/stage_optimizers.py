@@ -1,0 +1,103 @@
+"""Optimizers of a pipeline: each stage keeps the slots of the variables that it owns, and updates them."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import numpy as np
+
+from shoal import optim
+from shoal.program import Array
+from shoal_distribute.devices import LogicalDevice
+from shoal_distribute.pipeline.stage_threads import StageThreads
+from shoal_distribute.pipeline.variables import StageVariable
+from shoal_distribute.replica_context import Replicated
+from shoal_distribute.strategies import OptimizerStates
+from shoal_worker.arrays import on_host
+
+
+class StageOptimizers:
+    """The state of optimizers, and their updates.
+
+    Args:
+        devices: the devices of the stages.
+        threads: the threads of the stages.
+        variables: returns all variables.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[LogicalDevice],
+        threads: StageThreads,
+        variables: Callable[[], Iterable[StageVariable]],
+    ) -> None:
+        self._devices, self._threads, self._variables = devices, threads, variables
+        self.states = OptimizerStates(len(devices))
+
+    def update(
+        self,
+        strategy: Replicated,
+        optimizer: optim.Optimizer,
+        gradients: Sequence[tuple[StageVariable, Sequence[Array]]],
+        divisor: float = 1.0,
+    ) -> None:
+        """Applies an optimizer once, each stage to the variables that it owns.
+
+        Args:
+            strategy: the strategy of the stages.
+            optimizer: the optimizer.
+            gradients: variables, each with gradients that are added up.
+            divisor: what divides the sums.
+        """
+        stages = range(len(self._devices))
+        own = [self.states.of(optimizer, stage) for stage in stages]
+        means = self._threads.run(strategy, [partial(self._means, stage, gradients, divisor) for stage in stages])
+        # The norm that `clip_norm` limits is that of all stages.
+        square = math.fsum(
+            self._threads.run(strategy, [partial(it.square_of, part) for it, part in zip(own, means, strict=True)])
+        )
+        self._threads.run(strategy, [partial(it.update, part, square) for it, part in zip(own, means, strict=True)])
+
+    def arrays(self, optimizer: optim.Optimizer) -> dict[str, np.ndarray]:
+        """Returns copies of the slots by "variable/slot", on the host."""
+        copies = [self.states.of(optimizer, stage).state() for stage in range(len(self._devices))]
+        return {path: np.array(on_host(array)) for copy in copies for path, array in copy.items()}
+
+    def restore(self, optimizer: optim.Optimizer, iterations: int, state: dict[str, np.ndarray]) -> None:
+        """Gives each stage the slots of its variables.
+
+        Args:
+            optimizer: the optimizer.
+            iterations: how often it has been applied.
+            state: as `arrays` returned it.
+        """
+        stages = {variable.name: variable.stage for variable in self._variables()}
+        for stage, device in enumerate(self._devices):
+            own = {
+                path: device.put(np.array(array))
+                for path, array in state.items()
+                if stages.get(path.rpartition("/")[0], 0) == stage
+            }
+            self.states.of(optimizer, stage).restore(iterations, own)
+
+    def place(self) -> None:
+        """Moves the slots to the stages that own their variables, after a model is cut."""
+        for optimizer in self.states.optimizers:
+            if state := self.arrays(optimizer):
+                self.restore(optimizer, self.states.of(optimizer).version, state)
+
+    def _means(
+        self, stage: int, gradients: Sequence[tuple[StageVariable, Sequence[Array]]], divisor: float
+    ) -> list[tuple[str, Array, Array]]:
+        """Returns what a stage updates its variables with."""
+        put, found = self._devices[stage].put, []
+        for variable, parts in gradients:
+            if variable.stage == stage:
+                total = put(parts[0])
+                for part in parts[1:]:
+                    total = total + put(part)
+                found.append((variable.name, variable.values[0], total / total.dtype.type(divisor)))
+        return found
+
+
+__all__ = ["StageOptimizers"]

@@ -1,0 +1,223 @@
+"""PipelineStrategy: a model in stages, each on a device of its own."""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from shoal import errors, optim
+from shoal.program import Array
+from shoal_distribute.cross_device_ops import RingAllReduce
+from shoal_distribute.devices import LogicalDevice, logical_devices
+from shoal_distribute.keras.layers.base import as_tensor
+from shoal_distribute.keras.models.model import Model
+from shoal_distribute.keras.models.sequential import Sequential
+from shoal_distribute.keras.tensor import Tensor
+from shoal_distribute.local_optimizers import slots_of
+from shoal_distribute.pipeline.costs import measured_costs
+from shoal_distribute.pipeline.cut import Places, cut_as_given, cut_by_cost
+from shoal_distribute.pipeline.graph import Graph
+from shoal_distribute.pipeline.links import settle
+from shoal_distribute.pipeline.model_stages import PipelinedModel, PipelineSettings, check_samples
+from shoal_distribute.pipeline.schedules import schedule_of, split_of
+from shoal_distribute.pipeline.stage_optimizers import StageOptimizers
+from shoal_distribute.pipeline.stage_threads import StageThreads
+from shoal_distribute.pipeline.timings import PipelineTimings
+from shoal_distribute.pipeline.variables import StageVariable
+from shoal_distribute.replica_context import ReplicaContext, current_replica
+from shoal_distribute.strategies import Strategy
+from shoal_distribute.values import DistributedVariable
+
+
+class PipelineStrategy(Strategy):
+    """One model, cut into stages on several devices, through which a batch flows in micro-batches.
+
+        strategy = PipelineStrategy(stages=4, micro_batches=8)
+        with strategy.scope():
+            model = make_model()  # a Sequential or functional model
+            model.compile("adam", "mse")
+        model.fit(x, y, batch_size=64)
+
+    The result is that of one process that adds up the gradients of the same micro-batches. Only the steps of models
+    (`fit`, `evaluate`, `predict` and the like) run in stages; a loop of your own with `GradientTape` computes the whole
+    model on the first device.
+
+    Args:
+        devices: the devices of the stages, in order, such as ["/gpu:0", "/gpu:1"]. None means the first GPUs of this
+            machine, or "/cpu:0" and so on if it has none.
+        stages: number of stages, if no devices are given.
+        micro_batches: number of micro-batches of a training step. If they do not divide a batch, their numbers of
+            samples differ by one, and each sample counts the same.
+        schedule: "1f1b" or "gpipe": the order of the forward and backward passes.
+        recompute: whether a stage keeps only its inputs, and computes its activations again for the backward pass.
+        cut: the names of the first layers of all stages but the first; or the number of layers of each stage. None
+            means a cut by costs that are measured with the first batch.
+        memory_limit: bytes that a stage may hold: variables, gradients, optimizer slots, and what backward passes need.
+            A sequence has one number for each device. None means any.
+        carry_residuals: whether several values may cross a cut, as in a cut through a residual connection.
+
+    Attributes:
+        stage_devices: the devices of the stages.
+
+    Raises:
+        BadRequest: an argument is invalid.
+        DeviceUnavailable: there is no such device.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        stages: int | None = None,
+        *,
+        micro_batches: int = 8,
+        schedule: str = "1f1b",
+        recompute: bool = False,
+        cut: Sequence[str | int] | None = None,
+        memory_limit: int | Sequence[int] | None = None,
+        carry_residuals: bool = True,
+    ) -> None:
+        self.stage_devices = _stage_devices(devices, stages)
+        super().__init__(self.stage_devices[:1], RingAllReduce())
+        if micro_batches < 1:
+            raise errors.BadRequest(f"micro_batches is {micro_batches}; it must be 1 or more")
+        limits = _limits(memory_limit, len(self.stage_devices))
+        self._settings = PipelineSettings(self.stage_devices, micro_batches, schedule_of(schedule), recompute, limits)
+        self._cut, self._carries = cut, carry_residuals
+        self._variables: list[weakref.ref[StageVariable]] = []
+        self._stage_threads = StageThreads(self.stage_devices)
+        self._optimizers = StageOptimizers(self.stage_devices, self._stage_threads, self._living)
+        self._models: weakref.WeakKeyDictionary[Model, PipelinedModel] = weakref.WeakKeyDictionary()
+        self._trained: PipelinedModel | None = None
+
+    def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
+        made = StageVariable(self, name, initial, trainable=trainable)
+        self._variables.append(weakref.ref(made))
+        return made
+
+    def check_batch(self, samples: int) -> None:
+        check_samples(samples, self._settings.micro_batches)
+
+    def stages_of(self, model: Any, x: Any, optimizer: optim.Optimizer | None = None) -> PipelinedModel | None:
+        if current_replica() is None:
+            return None  # outside of `run`, as when `fit` builds a model, there are no threads of stages
+        known = self._models.get(model)
+        if known is None or not known.graph.is_of(model):
+            known = self._models[model] = self._pipelined(model, x, optimizer)
+            self._optimizers.place()
+        if optimizer is not None:
+            known.slots, self._trained = slots_of(optimizer), known
+        return known
+
+    def timings(self) -> PipelineTimings:
+        """Returns where the time of the training steps has gone, for the model that was trained last.
+
+        Raises:
+            BadRequest: no model has been trained.
+        """
+        if self._trained is None or not self._trained.steps:
+            raise errors.BadRequest("no model of this strategy has taken a training step; call fit first")
+        return self._trained.timings()
+
+    def iterations(self, optimizer: optim.Optimizer) -> int:
+        return self._optimizers.states.of(optimizer).version
+
+    def set_learning_rate(self, optimizer: optim.Optimizer, learning_rate: float | optim.Schedule) -> None:
+        self._optimizers.states.set_learning_rate(optimizer, learning_rate)
+
+    def optimizer_state(self, optimizer: optim.Optimizer) -> dict[str, np.ndarray]:
+        return self._optimizers.arrays(optimizer)
+
+    def restore_optimizer(self, optimizer: optim.Optimizer, iterations: int, state: dict[str, np.ndarray]) -> None:
+        self._optimizers.restore(optimizer, iterations, state)
+
+    def close(self, error: str = "") -> None:
+        super().close(error)
+        self._stage_threads.close()
+
+    def _apply(
+        self,
+        replica: ReplicaContext,
+        optimizer: optim.Optimizer,
+        variables: list[DistributedVariable],
+        arrays: list[Array],
+    ) -> None:
+        del replica
+        pairs = [(cast(StageVariable, it), [array]) for it, array in zip(variables, arrays, strict=True)]
+        self._optimizers.update(self, optimizer, pairs)
+
+    def _living(self) -> Iterator[StageVariable]:
+        """Yields the variables of models that still exist."""
+        self._variables = [it for it in self._variables if it() is not None]
+        yield from (variable for it in self._variables if (variable := it()) is not None)
+
+    def _pipelined(self, model: Model, x: Any, optimizer: optim.Optimizer | None) -> PipelinedModel:
+        """Returns a model in stages, with its variables on their devices."""
+        given = [as_tensor(it) for it in (x if isinstance(x, list | tuple) else [x])]
+        if not model.built and isinstance(model, Sequential):
+            model.build(given[0].shape[1:])
+        graph = Graph(model)
+        cuts = self._cuts(model, graph, given, slots_of(optimizer) if optimizer else 0)
+        made = PipelinedModel(self, model, graph, cuts, self._settings, self._stage_threads, self._optimizers)
+        made.place_variables()
+        return made
+
+    def _cuts(self, model: Model, graph: Graph, given: list[Tensor], slots: int) -> list[int]:
+        settings, stages = self._settings, len(self.stage_devices)
+        places = Places(
+            model.name,
+            [call.layer.name for call in graph.calls],
+            [list(map(graph.name_of, graph.crossing(place))) for place in range(len(graph.calls))],
+            self._carries,
+        )
+        if self._cut is not None:
+            return cut_as_given(places, self._cut, stages)
+        places.check_stages(stages)
+        if stages == 1:
+            return []
+        given = model.checked_inputs(given)
+        samples = split_of(len(given[0]), min(len(given[0]), settings.micro_batches))[0]
+        costs, sent = measured_costs(graph, [Tensor(it.array[samples]) for it in given], slots, self._settled_clock)
+        held = [settings.schedule.held(stage, stages, settings.micro_batches) for stage in range(stages)]
+        return cut_by_cost(places, costs, sent, held, settings.limits)
+
+    def _settled_clock(self) -> float:
+        settle(self.devices[0])
+        return self._settings.clock()
+
+
+def _stage_devices(devices: Sequence[str] | None, stages: int | None) -> tuple[LogicalDevice, ...]:
+    """Returns the device of each stage."""
+    if devices is not None:
+        found = logical_devices(devices)
+        if stages not in {None, len(found)}:
+            raise errors.BadRequest(f"stages is {stages}, but there are {len(found)} devices; give one of the two")
+        return found
+    if stages is not None and stages < 1:
+        raise errors.BadRequest(f"stages is {stages}; it must be 1 or more")
+    found = logical_devices(None)
+    if stages is None:
+        return found
+    if not found[0].is_gpu:
+        return logical_devices([f"/cpu:{number}" for number in range(stages)])
+    if len(found) < stages:
+        raise errors.DeviceUnavailable(
+            f"{stages} stages need as many devices, but this machine has {len(found)} GPUs; give devices, which may be "
+            'CPUs, such as ["/gpu:0", "/cpu:0"]'
+        )
+    return found[:stages]
+
+
+def _limits(given: int | Sequence[int] | None, stages: int) -> list[float]:
+    """Returns the bytes that each stage may hold."""
+    if given is None:
+        return [float("inf")] * stages
+    limits = [float(given)] * stages if isinstance(given, int) else [float(it) for it in given]
+    if len(limits) != stages or min(limits) <= 0:
+        raise errors.BadRequest(
+            f"memory_limit is {given}; give a number of bytes above 0, or one for each of {stages} devices"
+        )
+    return limits
+
+
+__all__ = ["PipelineStrategy"]

@@ -1,0 +1,57 @@
+"""Timings of a pipeline: where the time of its training steps goes."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StageTimings:
+    """What one stage did in the training steps so far.
+
+    Attributes:
+        stage: its number.
+        device: name of its device.
+        layers: names of its layers.
+        compute_s: seconds in which it computed.
+        wait_s: seconds in which it waited for other stages.
+        fixed_bytes: bytes of its variables, their gradients and their optimizer slots.
+        peak_bytes: the most bytes that it has held: the fixed ones, and what the backward passes need.
+        peak_held: the most micro-batches that it has held between their forward and backward passes.
+    """
+
+    stage: int
+    device: str
+    layers: tuple[str, ...]
+    compute_s: float
+    wait_s: float
+    fixed_bytes: int
+    peak_bytes: int
+    peak_held: int
+
+
+@dataclass(frozen=True)
+class PipelineTimings:
+    """What all stages did in the training steps so far, without the updates by the optimizer.
+
+    Attributes:
+        steps: number of training steps.
+        seconds: their duration.
+        stages: the stages.
+    """
+
+    steps: int
+    seconds: float
+    stages: tuple[StageTimings, ...]
+
+    @property
+    def bubble(self) -> float:
+        """The share of the time of all stages in which they waited."""
+        waited = sum(stage.wait_s for stage in self.stages)
+        return waited / (self.seconds * len(self.stages)) if self.seconds else 0.0
+
+    @property
+    def slowest(self) -> StageTimings:
+        """The stage that computed longest."""
+        return max(self.stages, key=lambda stage: stage.compute_s)
+
+
+__all__ = ["PipelineTimings", "StageTimings"]
