@@ -32,7 +32,7 @@ help:
 	@echo "make docs    build the documentation site, in site/; a broken link is an error"
 	@echo "make docs-serve  serve the site at http://127.0.0.1:8000, and rebuild it when docs/ changes"
 	@echo "make bench   run the benchmarks, also of other systems (docs/explanation/performance.md); BENCH=dense,small selects some"
-	@echo "make bench-strategies  compare the distribution strategies, and renew docs/explanation/choosing-a-strategy.md"
+	@echo "make bench-strategies  compare the distribution strategies, and renew docs/explanation/choosing-a-strategy.md and pipelines.md"
 	@echo "make soak    run jobs and sessions for 30 minutes, and check that no role uses more and more (runs/soak)"
 	@echo "make scale   measure the coordinator with 1,000 simulated workers and 100 servers, and renew docs/explanation/scale.md"
 	@echo "make bench-peers  build the environments of the other systems, in .peers"
@@ -148,6 +148,7 @@ bench: $(SETUP)
 # Loss against time and samples by strategy, and the load of servers. It needs a machine that does nothing else, for six minutes.
 bench-strategies: $(SETUP)
 	$(BIN)/python benchmarks/strategies/compare_strategies.py --keep
+	$(BIN)/python benchmarks/strategies/pipeline.py --keep
 
 soak: $(SETUP)
 	$(BIN)/python benchmarks/cluster/soak.py

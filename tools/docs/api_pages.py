@@ -48,6 +48,7 @@ MODULES = (
     "shoal_distribute.keras.regularizers",
     "shoal_distribute.keras.utils",
     "shoal_distribute.nn",
+    "shoal_distribute.pipeline",
     "shoal_distribute.train",
 )
 

@@ -6,7 +6,7 @@ from shoal_distribute.keras.layers.forward_pass import Trial
 from shoal_distribute.keras.tape import GradientTape
 from shoal_distribute.keras.tensor import Tensor, is_recorded, leaf
 from shoal_distribute.pipeline.cut import CallCost
-from shoal_distribute.pipeline.graph import Call, Graph
+from shoal_distribute.pipeline.graph import Graph, LayerCall
 from shoal_distribute.pipeline.saved import saved_bytes
 from shoal_nn.layer import TrainingContext
 
@@ -47,7 +47,7 @@ def measured_costs(
     return costs, sent
 
 
-def _timed(call: Call, given: Sequence[Tensor], clock: Callable[[], float]) -> tuple[Tensor, float, int]:
+def _timed(call: LayerCall, given: Sequence[Tensor], clock: Callable[[], float]) -> tuple[Tensor, float, int]:
     """Returns the output of a call, the seconds of both passes, and the bytes kept between them."""
     watched = [Tensor(it.array, leaf()) if is_recorded(it) else Tensor(it.array) for it in given]
     started = clock()

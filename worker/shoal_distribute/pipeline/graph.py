@@ -9,7 +9,7 @@ from shoal_distribute.keras.models.model import Model, calls_between
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """One call of a layer.
 
     Attributes:
@@ -53,7 +53,7 @@ class Graph:
         self.inputs: list[KerasTensor] = model.inputs
         numbers = {id(symbol): number for number, symbol in enumerate(self.inputs)}
         by_call: dict[int, int] = {}
-        found: list[Call] = []
+        found: list[LayerCall] = []
 
         def number_of(symbol: KerasTensor) -> int:
             if id(symbol) in numbers:
@@ -64,7 +64,7 @@ class Graph:
         for call in calls_between(self.inputs, model.outputs):
             output = by_call[call.number] = len(numbers) + len(found)
             inputs = tuple(map(number_of, call.tensors))
-            found.append(Call(call.layer, inputs, output, isinstance(call.inputs, list), call.training))
+            found.append(LayerCall(call.layer, inputs, output, isinstance(call.inputs, list), call.training))
         self.calls = tuple(found)
         self.outputs = tuple(map(number_of, model.outputs))
         self.returns_list = isinstance(model.output, list | tuple)
@@ -90,4 +90,4 @@ class Graph:
         return self.inputs[value].name if value < first else self.calls[value - first].layer.name
 
 
-__all__ = ["Call", "Graph"]
+__all__ = ["Graph", "LayerCall"]

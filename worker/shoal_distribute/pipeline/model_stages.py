@@ -2,6 +2,7 @@
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +17,8 @@ from shoal_distribute.keras.tensor import Tensor, array_of
 from shoal_distribute.pipeline.graph import Graph
 from shoal_distribute.pipeline.links import Links, Passed, settle
 from shoal_distribute.pipeline.parts import parts_of, tied_layers
-from shoal_distribute.pipeline.schedules import Schedule, split_of
-from shoal_distribute.pipeline.stage import Objective, Stage, StepPlan
+from shoal_distribute.pipeline.schedules import StageSchedule, split_of
+from shoal_distribute.pipeline.stage import MicroBatchLoss, ModelStage, StepPlan
 from shoal_distribute.pipeline.stage_optimizers import StageOptimizers
 from shoal_distribute.pipeline.stage_threads import StageThreads
 from shoal_distribute.pipeline.timings import PipelineTimings, StageTimings
@@ -36,15 +37,13 @@ class PipelineSettings:
         schedule: the order of the passes.
         recompute: whether stages keep their inputs only, and compute their activations again.
         limits: the bytes that each stage may hold; infinity means any.
-        clock: returns seconds.
     """
 
     devices: Sequence[LogicalDevice]
     micro_batches: int
-    schedule: Schedule
+    schedule: StageSchedule
     recompute: bool
     limits: Sequence[float]
-    clock: Callable[[], float] = time.perf_counter
 
 
 class PipelinedModel:
@@ -79,9 +78,10 @@ class PipelinedModel:
         threads: StageThreads,
         optimizers: StageOptimizers,
     ) -> None:
-        self._strategy, self._model, self._settings = strategy, model, settings
+        self._strategy, self._settings = strategy, settings
+        self._model = weakref.ref(model)  # the strategy keeps this object as long as the model exists
         self.graph, self._threads, self._optimizers = graph, threads, optimizers
-        self.stages = [Stage(part, graph) for part in parts_of(graph, cuts, settings.devices)]
+        self.stages = [ModelStage(part, graph) for part in parts_of(graph, cuts, settings.devices)]
         self._tied = tied_layers(model.name, [it.part for it in self.stages])
         self.steps, self._seconds = 0, 0.0
         self._compute = [0.0 for _ in self.stages]
@@ -130,7 +130,7 @@ class PipelinedModel:
         parts = split_of(len(inputs[0]), count)
         divisors: list[float] = []
 
-        def objective_of(number: int) -> Objective:
+        def objective_of(number: int) -> MicroBatchLoss:
             def objective(outputs: Any, again: bool) -> Tensor:
                 total, divisor = loss(outputs, _picked(y, parts[number]), _picked(weights, parts[number]), again)
                 if not again:
@@ -141,11 +141,11 @@ class PipelinedModel:
             return objective
 
         self._begin(count)
-        links, clock = Links(), self._settings.clock
+        links = Links()
         runs = [partial(self._train, stage, links, inputs, parts, objective_of) for stage in self.stages]
-        started = clock()
+        started = time.perf_counter()
         seconds = self._threads.run(self._strategy, runs, links)
-        self._seconds += clock() - started
+        self._seconds += time.perf_counter() - started
         self.steps += 1
         self._compute = [a + b for a, b in zip(self._compute, seconds, strict=True)]
         self._count_tied_calls(count)
@@ -188,10 +188,15 @@ class PipelinedModel:
     def _inputs(self, x: Any) -> list[Array]:
         """Returns the inputs of the model, after a check of their shapes."""
         given = list(x) if isinstance(x, list | tuple) else [x]
-        return [it.array for it in self._model.checked_inputs([as_tensor(it) for it in given])]
+        return [it.array for it in self._living().checked_inputs([as_tensor(it) for it in given])]
+
+    def _living(self) -> Model:
+        model = self._model()
+        assert model is not None  # it has called this object
+        return model
 
     def _begin(self, count: int) -> None:
-        settings, trained = self._settings, frozenset(map(id, self._model.trainable_variables))
+        settings, trained = self._settings, frozenset(map(id, self._living().trainable_variables))
         bases = {key: layer.training_calls for key, (layer, _) in self._tied.items()}
         for number, stage in enumerate(self.stages):
             held = settings.schedule.held(number, len(self.stages), count)
@@ -213,38 +218,35 @@ class PipelinedModel:
 
     def _train(
         self,
-        stage: Stage,
+        stage: ModelStage,
         links: Links,
         inputs: Sequence[Array],
         parts: Sequence[slice],
-        objective_of: Callable[[int], Objective],
+        objective_of: Callable[[int], MicroBatchLoss],
     ) -> float:
         """Does a stage's work of a training step. Returns the seconds in which it computed."""
-        number, last, clock = stage.part.number, len(self.stages) - 1, self._settings.clock
+        number, last = stage.part.number, len(self.stages) - 1
         seconds = 0.0
-        for work in self._settings.schedule.works(number, len(self.stages), len(parts)):
-            of, got = work.micro_batch, []  # type: int, list[Any]
-            if work.is_forward and number > 0:
-                got = links.receive(number - 1, number)
-            elif not work.is_forward and number < last:
-                got = links.receive(number + 1, number)
-            started = clock()
-            got = self._put(stage, got)
+        for work in self._settings.schedule.passes(number, len(self.stages), len(parts)):
+            of, source, target = work.micro_batch, number - 1, number + 1
+            if not work.is_forward:
+                source, target = target, source
+            message = links.receive(source, number) if 0 <= source <= last else []
+            started = time.perf_counter()
+            got = self._put(stage, message)
             if work.is_forward:
                 objective = objective_of(of) if number == last else None
                 sent: Any = stage.forward(of, got, self._fed(stage, inputs, parts[of]), objective)
             else:
                 sent = stage.backward(of, got)
             settle(stage.part.device)
-            seconds += clock() - started
-            if work.is_forward and number < last:
-                links.send(number, number + 1, sent)
-            elif not work.is_forward and number > 0:
-                links.send(number, number - 1, sent)
+            seconds += time.perf_counter() - started
+            if 0 <= target <= last:
+                links.send(number, target, sent)
         return seconds
 
     def _evaluate(
-        self, stage: Stage, links: Links, inputs: Sequence[Array], parts: Sequence[slice]
+        self, stage: ModelStage, links: Links, inputs: Sequence[Array], parts: Sequence[slice]
     ) -> list[list[Passed]]:
         """Does a stage's work of an evaluation. Returns the outputs of each micro-batch."""
         number, last = stage.part.number, len(self.stages) - 1
@@ -259,7 +261,7 @@ class PipelinedModel:
                 found.append(sent)
         return found
 
-    def _put(self, stage: Stage, message: Any) -> list[Any]:
+    def _put(self, stage: ModelStage, message: Any) -> list[Any]:
         """Returns what a stage has received, on its device."""
         put = stage.part.device.put
         moved = [
@@ -269,7 +271,7 @@ class PipelinedModel:
         settle(stage.part.device)  # the sender may free its arrays then
         return moved
 
-    def _fed(self, stage: Stage, inputs: Sequence[Array], part: slice) -> dict[int, Array]:
+    def _fed(self, stage: ModelStage, inputs: Sequence[Array], part: slice) -> dict[int, Array]:
         return {it: stage.part.device.put(inputs[it][part]) for it in stage.part.feeds}
 
 

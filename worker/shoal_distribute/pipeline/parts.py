@@ -8,7 +8,7 @@ from typing import Any, cast
 from shoal import errors
 from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.keras.layers.core_layer import CoreLayer
-from shoal_distribute.pipeline.graph import Call, Graph
+from shoal_distribute.pipeline.graph import Graph, LayerCall
 from shoal_distribute.pipeline.variables import StageVariable
 
 
@@ -27,7 +27,7 @@ class StagePart:
 
     number: int
     device: LogicalDevice
-    calls: Sequence[Call]
+    calls: Sequence[LayerCall]
     feeds: Sequence[int]
     receives: Sequence[int]
     sends: Sequence[int]

@@ -6,6 +6,7 @@ from typing import Any
 
 from shoal.program import Array
 from shoal_distribute.keras.tensor import Tensor
+from shoal_distribute.values import DistributedVariable
 from shoal_nn.layer import PartwisePullback
 
 
@@ -22,7 +23,7 @@ def saved_bytes(holders: Iterable[Any], apart_from: Iterable[Array]) -> int:
     todo: list[Any] = list(holders)
     while todo:
         found = todo.pop()
-        if id(found) in seen:
+        if id(found) in seen or isinstance(found, DistributedVariable):
             continue
         seen.add(id(found))
         if hasattr(found, "nbytes") and hasattr(found, "shape"):

@@ -7,8 +7,8 @@ from shoal import errors
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """One piece of a stage's work.
+class Pass:
+    """One pass of a stage over a micro-batch.
 
     Attributes:
         micro_batch: number of the micro-batch.
@@ -22,7 +22,7 @@ class Work:
         return f"{'F' if self.is_forward else 'B'}{self.micro_batch}"
 
 
-class Schedule(ABC):
+class StageSchedule(ABC):
     """Order of the forward and backward passes of each stage.
 
     All stages compute the micro-batches of one kind of pass in the order of their numbers. So the gradients are added,
@@ -44,8 +44,8 @@ class Schedule(ABC):
             micro_batches: number of micro-batches.
         """
 
-    def works(self, stage: int, stages: int, micro_batches: int) -> list[Work]:
-        """Returns the work of a stage in a training step, in order.
+    def passes(self, stage: int, stages: int, micro_batches: int) -> list[Pass]:
+        """Returns the passes of a stage in a training step, in order.
 
         Args:
             stage: number of the stage, from 0.
@@ -53,15 +53,15 @@ class Schedule(ABC):
             micro_batches: number of micro-batches.
         """
         ahead = self.held(stage, stages, micro_batches)
-        found = [Work(number, is_forward=True) for number in range(ahead)]
+        found = [Pass(number, is_forward=True) for number in range(ahead)]
         for number in range(micro_batches):
-            found.append(Work(number, is_forward=False))
+            found.append(Pass(number, is_forward=False))
             if ahead + number < micro_batches:
-                found.append(Work(ahead + number, is_forward=True))
+                found.append(Pass(ahead + number, is_forward=True))
         return found
 
 
-class GPipe(Schedule):
+class GPipe(StageSchedule):
     """All forward passes, then all backward passes (Huang et al., "GPipe", NeurIPS 2019)."""
 
     name = "gpipe"
@@ -70,7 +70,7 @@ class GPipe(Schedule):
         return micro_batches
 
 
-class OneForwardOneBackward(Schedule):
+class OneForwardOneBackward(StageSchedule):
     """One forward pass, then one backward pass, by turns.
 
     Before that, a stage computes as many forward passes as there are stages behind it. Narayanan et al. describe it as
@@ -83,10 +83,10 @@ class OneForwardOneBackward(Schedule):
         return min(micro_batches, stages - stage)
 
 
-SCHEDULES: dict[str, Schedule] = {it.name: it for it in (GPipe(), OneForwardOneBackward())}
+SCHEDULES: dict[str, StageSchedule] = {it.name: it for it in (GPipe(), OneForwardOneBackward())}
 
 
-def schedule_of(name: str) -> Schedule:
+def schedule_of(name: str) -> StageSchedule:
     """Returns the schedule of this name.
 
     Raises:
@@ -124,8 +124,8 @@ __all__ = [
     "SCHEDULES",
     "GPipe",
     "OneForwardOneBackward",
-    "Schedule",
-    "Work",
+    "Pass",
+    "StageSchedule",
     "bubble_of",
     "schedule_of",
     "split_of",

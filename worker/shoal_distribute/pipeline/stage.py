@@ -17,7 +17,7 @@ from shoal_distribute.pipeline.saved import saved_bytes
 from shoal_distribute.pipeline.variables import StageVariable
 
 # Takes the outputs of a micro-batch, and whether it is computed again. It returns the sum of the losses.
-Objective = Callable[[Any, bool], Tensor]
+MicroBatchLoss = Callable[[Any, bool], Tensor]
 Outputs = list[Tensor]
 
 
@@ -48,13 +48,13 @@ class _Kept:
 
     inputs: dict[int, Tensor]
     computed: ForwardPass
-    objective: Objective | None
+    objective: MicroBatchLoss | None
     nbytes: int
     tape: GradientTape | None = None  # None: the forward pass is to be computed again
     targets: Outputs = field(default_factory=list)
 
 
-class Stage:
+class ModelStage:
     """Computes the micro-batches of one stage, and adds up their gradients.
 
     Args:
@@ -90,7 +90,7 @@ class Stage:
         return sum(it.nbytes for it in own) + sum(it.nbytes for it in trained) + slots
 
     def forward(
-        self, number: int, received: Sequence[Passed], fed: Mapping[int, Array], objective: Objective | None
+        self, number: int, received: Sequence[Passed], fed: Mapping[int, Array], objective: MicroBatchLoss | None
     ) -> list[Passed]:
         """Computes the forward pass of a micro-batch, and keeps what its backward pass needs.
 
@@ -224,4 +224,4 @@ class Stage:
         self.peak_held = max(self.peak_held, len(self._kept))
 
 
-__all__ = ["Objective", "Stage", "StepPlan"]
+__all__ = ["MicroBatchLoss", "ModelStage", "StepPlan"]

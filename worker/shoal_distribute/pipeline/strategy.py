@@ -1,5 +1,6 @@
 """PipelineStrategy: a model in stages, each on a device of its own."""
 
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
@@ -27,7 +28,7 @@ from shoal_distribute.pipeline.timings import PipelineTimings
 from shoal_distribute.pipeline.variables import StageVariable
 from shoal_distribute.replica_context import ReplicaContext, current_replica
 from shoal_distribute.strategies import Strategy
-from shoal_distribute.values import DistributedVariable
+from shoal_distribute.values import DistributedVariable, check_scope
 
 
 class PipelineStrategy(Strategy):
@@ -103,7 +104,7 @@ class PipelineStrategy(Strategy):
             return None  # outside of `run`, as when `fit` builds a model, there are no threads of stages
         known = self._models.get(model)
         if known is None or not known.graph.is_of(model):
-            known = self._models[model] = self._pipelined(model, x, optimizer)
+            known = self._models[model] = self._pipelined(model, x)
             self._optimizers.place()
         if optimizer is not None:
             known.slots, self._trained = slots_of(optimizer), known
@@ -151,13 +152,15 @@ class PipelineStrategy(Strategy):
         self._variables = [it for it in self._variables if it() is not None]
         yield from (variable for it in self._variables if (variable := it()) is not None)
 
-    def _pipelined(self, model: Model, x: Any, optimizer: optim.Optimizer | None) -> PipelinedModel:
+    def _pipelined(self, model: Model, x: Any) -> PipelinedModel:
         """Returns a model in stages, with its variables on their devices."""
         given = [as_tensor(it) for it in (x if isinstance(x, list | tuple) else [x])]
         if not model.built and isinstance(model, Sequential):
             model.build(given[0].shape[1:])
+        for variable in model.weights:
+            check_scope(self, variable)
         graph = Graph(model)
-        cuts = self._cuts(model, graph, given, slots_of(optimizer) if optimizer else 0)
+        cuts = self._cuts(model, graph, given, slots_of(model.optimizer.spec) if model.optimizer else 0)
         made = PipelinedModel(self, model, graph, cuts, self._settings, self._stage_threads, self._optimizers)
         made.place_variables()
         return made
@@ -183,7 +186,7 @@ class PipelineStrategy(Strategy):
 
     def _settled_clock(self) -> float:
         settle(self.devices[0])
-        return self._settings.clock()
+        return time.perf_counter()
 
 
 def _stage_devices(devices: Sequence[str] | None, stages: int | None) -> tuple[LogicalDevice, ...]:

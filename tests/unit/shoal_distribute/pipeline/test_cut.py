@@ -31,7 +31,7 @@ def test_a_cut_is_given_by_names_or_counts() -> None:
 @pytest.mark.parametrize(
     ("cut", "stages", "message"),
     [
-        (["thre"], 2, "no layer 'thre'; did you mean 'three'"),
+        (["fours"], 2, "no layer 'fours'; did you mean 'four'"),
         (["two"], 3, "1 names for 3 stages; give the first layer of each stage but the first: 2 names"),
         (["four", "two"], 3, "cannot begin with layer 'two', because the stage before it begins with 'four'"),
         (["one"], 2, "cannot begin with layer 'one'"),

@@ -112,6 +112,35 @@ def test_the_cut_is_measured_if_none_is_given() -> None:
     ]  # fmt: skip
 
 
+def test_a_model_without_a_known_input_shape_is_built_and_cut_with_its_first_batch() -> None:
+    with PipelineStrategy(stages=2, micro_batches=2, cut=[1, 1]) as strategy:
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(3)])
+            model.compile("sgd", "mse")
+        model.fit([(X, Y), (X, Y)], verbose=0)
+        assert [len(stage.layers) for stage in strategy.timings().stages] == [1, 1]
+        with strategy.scope():
+            model.add(keras.layers.Dense(3))  # with other layers, the cut no longer fits
+        with pytest.raises(errors.BadRequest, match="3 in all"):
+            model.predict(X, verbose=0)
+
+
+def test_a_loop_with_a_tape_computes_the_whole_model() -> None:
+    with PipelineStrategy(stages=2, micro_batches=1, cut=[2, 2]) as strategy:
+        keras.utils.set_random_seed(5)
+        with strategy.scope():
+            model, optimizer, mse = sequence(), adam(), keras.losses.MeanSquaredError()
+
+        def step() -> None:
+            with GradientTape() as tape:
+                loss = mse(Y, model(X, training=True))
+            optimizer.minimize(loss, model.trainable_variables, tape)
+
+        for _ in range(STEPS):
+            strategy.run(step)
+        check_equal(model.get_weights(), in_one_process(sequence, 1, adam))
+
+
 def test_evaluate_and_predict_compute_in_stages() -> None:
     with PipelineStrategy(stages=3, micro_batches=4) as strategy:
         with strategy.scope():
@@ -243,6 +272,16 @@ def test_a_batch_with_fewer_samples_than_micro_batches_is_refused() -> None:
             model.train_on_batch(X[:5], Y[:5])
         with pytest.raises(errors.BadRequest, match="no model of this strategy has taken a training step"):
             strategy.timings()
+
+
+def test_a_layer_that_was_made_outside_of_the_scope_is_refused() -> None:
+    outside = keras.layers.Dense(6, name="outside")
+
+    def build() -> keras.Model:
+        return keras.Sequential([keras.Input((6,)), outside, keras.layers.Dense(3)])
+
+    with pytest.raises(errors.WrongContext, match="variable outside/kernel was made outside of any scope"):
+        in_stages(build, stages=2, cut=[1, 1])
 
 
 def test_a_model_with_a_call_of_its_own_is_refused() -> None:

@@ -7,19 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal_distribute.pipeline.schedules import SCHEDULES, Schedule, bubble_of, schedule_of, split_of
+from shoal_distribute.pipeline.schedules import SCHEDULES, StageSchedule, bubble_of, schedule_of, split_of
 
 schedules = st.sampled_from(list(SCHEDULES.values()))
 sizes = st.integers(1, 7)
 
 
-def simulated(schedule: Schedule, stages: int, micro_batches: int, capacity: int) -> tuple[float, list[int]]:
+def simulated(schedule: StageSchedule, stages: int, micro_batches: int, capacity: int) -> tuple[float, list[int]]:
     """Returns the duration of a step of equal stages, and the most micro-batches that each stage holds.
 
     Receives wait for a message, and sends wait while the link is full, as between threads. A forward pass takes 1, and
     a backward pass 2.
     """
-    works = [deque(schedule.works(stage, stages, micro_batches)) for stage in range(stages)]
+    works = [deque(schedule.passes(stage, stages, micro_batches)) for stage in range(stages)]
     done: dict[tuple[int, bool, int], float] = {}
     clocks, held, most, read = [0.0] * stages, [0] * stages, [0] * stages, dict.fromkeys(range(stages), (0, 0))
     unsent: dict[int, tuple[bool, int]] = {}
@@ -54,9 +54,9 @@ def simulated(schedule: Schedule, stages: int, micro_batches: int, capacity: int
 
 
 @given(schedules, sizes, st.integers(1, 12))
-def test_each_stage_computes_every_micro_batch_once_each_way_in_order(schedule: Schedule, p: int, m: int) -> None:
+def test_each_stage_computes_every_micro_batch_once_each_way_in_order(schedule: StageSchedule, p: int, m: int) -> None:
     for stage in range(p):
-        works = schedule.works(stage, p, m)
+        works = schedule.passes(stage, p, m)
         assert [it.micro_batch for it in works if it.is_forward] == list(range(m))
         assert [it.micro_batch for it in works if not it.is_forward] == list(range(m))
         for number in range(m):
@@ -66,7 +66,7 @@ def test_each_stage_computes_every_micro_batch_once_each_way_in_order(schedule: 
 
 @given(schedules, sizes, st.integers(1, 12), st.integers(1, 3))
 def test_the_stages_never_block_each_other_and_hold_what_the_schedule_says(
-    schedule: Schedule, p: int, m: int, capacity: int
+    schedule: StageSchedule, p: int, m: int, capacity: int
 ) -> None:
     seconds, most = simulated(schedule, p, m, capacity)
     assert most == [schedule.held(stage, p, m) for stage in range(p)]
@@ -76,7 +76,7 @@ def test_the_stages_never_block_each_other_and_hold_what_the_schedule_says(
 def test_one_forward_one_backward_holds_less_than_gpipe() -> None:
     assert [schedule_of("1f1b").held(stage, 4, 8) for stage in range(4)] == [4, 3, 2, 1]
     assert [schedule_of("gpipe").held(stage, 4, 8) for stage in range(4)] == [8] * 4
-    assert " ".join(map(str, schedule_of("1f1b").works(1, 3, 4))) == "F0 F1 B0 F2 B1 F3 B2 B3"
+    assert " ".join(map(str, schedule_of("1f1b").passes(1, 3, 4))) == "F0 F1 B0 F2 B1 F3 B2 B3"
 
 
 @given(st.integers(1, 50), st.integers(1, 50))

@@ -36,9 +36,9 @@ class StagedTrainer:
         divisor = stages.backward((x, y, weights), self._micro_batch_loss)
         if self.losses:
             raise errors.WrongContext(
-                f"{type(self.strategy).__name__} does not add the penalties of regularizers, or losses of `add_loss`, to "
-                "the loss of a model in stages; leave them out, or give the optimizer a weight decay in place of an L2 "
-                "regularizer"
+                f"{type(self.strategy).__name__} does not add the penalties of regularizers, or losses of `add_loss`, "
+                "to the loss of a model in stages; leave them out, or give the optimizer a weight decay in place of "
+                "an L2 regularizer"
             )
         stages.apply(self.optimizer.spec, self._shared(divisor))
         return True
@@ -49,10 +49,10 @@ class StagedTrainer:
             assert self.loss is not None
             return self.loss.parts(y, outputs, weights)
         self._update_metrics(y, outputs, weights)
-        return self._loss_parts(y, outputs, weights)
+        return self._loss_parts(y, outputs, weights, None)
 
     @abstractmethod
-    def _loss_parts(self, y: Any, outputs: Any, weights: Any) -> tuple[Tensor, float]:
+    def _loss_parts(self, y: Any, outputs: Any, weights: Any, penalty: Tensor | None) -> tuple[Tensor, float]:
         """See `Trainer`."""
 
     @abstractmethod
