@@ -23,11 +23,11 @@ def doubles() -> Iterator[None]:
     keras.config.set_floatx("float32")
 
 
-def residual() -> keras.Model:
+def residual(rate: float = 0.3) -> keras.Model:
     inputs = keras.Input((6,))
     x = keras.layers.Dense(8, "tanh", name="first")(inputs)
     y = keras.layers.BatchNormalization(name="norm")(x)
-    y = keras.layers.Dropout(0.3, seed=1, name="dropout")(y)
+    y = keras.layers.Dropout(rate, seed=1, name="dropout")(y)
     y = keras.layers.Dense(8, name="second")(y)
     outputs = keras.layers.Dense(3, name="last")(keras.layers.Add(name="add")([x, y]))
     return keras.Model(inputs, outputs, name="residual")
@@ -189,9 +189,7 @@ def test_a_model_with_several_inputs_and_outputs_reads_each_input_where_it_is_us
 
 
 def without_dropout() -> keras.Model:
-    model = residual()
-    model.get_layer("dropout").trainable = False  # the place in its random numbers is not part of a file
-    return model
+    return residual(0.0)  # the place in the random numbers of a layer is not part of a file
 
 
 def test_a_checkpoint_loads_into_another_number_of_stages(tmp_path: Path) -> None:
@@ -272,6 +270,16 @@ def test_a_batch_with_fewer_samples_than_micro_batches_is_refused() -> None:
             model.train_on_batch(X[:5], Y[:5])
         with pytest.raises(errors.BadRequest, match="no model of this strategy has taken a training step"):
             strategy.timings()
+
+
+@pytest.mark.parametrize("what", ["kernel_regularizer", "activity_regularizer"])
+def test_a_regularizer_is_refused_before_the_optimizer_changes_anything(what: str) -> None:
+    def build() -> keras.Model:
+        penalized = keras.layers.Dense(6, **{what: "l2"})
+        return keras.Sequential([keras.Input((6,)), penalized, keras.layers.Dense(3)])
+
+    with pytest.raises(errors.WrongContext, match="PipelineStrategy does not add the penalties of regularizers"):
+        in_stages(build, stages=2, cut=[1, 1])
 
 
 def test_a_layer_that_was_made_outside_of_the_scope_is_refused() -> None:

@@ -157,11 +157,7 @@ class Trainer(StagedTrainer):
             self._update_metrics(y, outputs, weights)
 
     def predict_step(self, data: Any) -> Any:
-        """Returns the outputs for a replica's part of a batch. `predict` passes it to `Strategy.run`.
-
-        Args:
-            data: as for `train_step`; labels and weights are not used.
-        """
+        """Returns the outputs for a replica's part of a batch. `predict` passes it to `Strategy.run`."""
         return self._outputs_of(unpacked(data)[0], training=False)
 
     def fit(
