@@ -22,6 +22,8 @@ from shoal_coordinator.cluster import JobLimits
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import JoinResult, ProgramDescription, digest_of, events, state_code
 
+# Digests of descriptions as they were sent that are remembered at most. A live job needs one, or one for each order.
+_REMEMBERED = 4_096
 _JOIN_PLACEMENT, _JOIN_SPEC = (pb.JoinReply.DESCRIPTOR.fields_by_name[name].number for name in ("placement", "spec"))
 
 
@@ -68,7 +70,9 @@ class Descriptions:
         with self._decoding.of(key):
             known = self._known.get(key)
             if known is None:
-                known = self._known[key] = self._decoded(request.variables, request.samples)
+                known = self._decoded(request.variables, request.samples)
+                if len(self._known) < _REMEMBERED:  # any order of the variables has a digest of its own
+                    self._known[key] = known
         return known
 
     def plan(self, description: ProgramDescription, plan: Callable[[ProgramDescription], object]) -> None:

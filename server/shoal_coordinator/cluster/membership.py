@@ -320,8 +320,10 @@ class Membership:
 
     def _check_holder(self, holder: str) -> None:
         """Checks that a holder may have one more member. Without tokens, members have no holder."""
+        if not holder:
+            return
         theirs = sum(member.registration.holder == holder for live in self._live.values() for member in live)
-        if holder and theirs >= self._holder_members:
+        if theirs >= self._holder_members:
             raise catalogue.HOLDER_MEMBERS.refusal(
                 f"{theirs} processes of {holder} are members", "stop one that is not needed", limit=self._holder_members
             )

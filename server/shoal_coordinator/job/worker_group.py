@@ -42,6 +42,7 @@ class WorkerGroup:
         self.departed: dict[int, str] = {}
         self._names: dict[int, str] = {}  # by rank: its worker; kept when the worker finishes or the job ends
         self._finished: set[int] = set()  # ranks whose worker has finished
+        self._finished_names: set[str] | None = None  # their workers; None: to be computed
         self._value_sender = 0  # assignment of the worker that sends the given values; 0: none
         self.quarantines = Quarantines()
         # The value of `step`, because each report asks for it; None: to be computed.
@@ -141,7 +142,9 @@ class WorkerGroup:
 
     def is_finished(self, worker: str) -> bool:
         """Returns whether a worker has finished. Servers have released it, and would not admit it again."""
-        return any(self._names.get(rank) == worker for rank in self._finished)
+        if self._finished_names is None:  # asked for each idle worker, whenever workers are assigned
+            self._finished_names = {self._names[rank] for rank in self._finished}
+        return worker in self._finished_names
 
     def asked(self, worker: str, now: float) -> None:
         """Records that a worker has asked for data, so its trainer does not hang."""
@@ -176,7 +179,7 @@ class WorkerGroup:
         self._keep(member)
         self._names[member.rank] = member.worker
         self.departed.pop(member.rank, None)
-        self._finished.discard(member.rank)  # a session can take the rank of one that has finished
+        self._unfinish(member.rank)  # a session can take the rank of one that has finished
         self._rank_changed(member.rank)
 
     @property
@@ -260,6 +263,7 @@ class WorkerGroup:
     def finish(self, rank: int) -> None:
         """Marks the rank of a released worker as finished."""
         self._finished.add(rank)
+        self._finished_names = None
         self._rank_changed(rank)
 
     def vacate(self, rank: int, why: str = "") -> None:
@@ -270,6 +274,7 @@ class WorkerGroup:
             why: what has happened to the worker, for users; empty if they need not know.
         """
         del self._names[rank]
+        self._unfinish(rank)
         if why:
             self.departed[rank] = why
         self._rank_changed(rank)
@@ -284,6 +289,7 @@ class WorkerGroup:
         self._names.clear()
         self.departed.clear()
         self._finished.clear()
+        self._finished_names = None
         self._value_sender = 0
 
     @property
@@ -324,7 +330,7 @@ class WorkerGroup:
         for member in sorted(members, key=_assignment):  # the order in which they were added
             self._keep(member)
         self._names = {rank: it.worker for rank, it in ranks.items() if it.worker}
-        self._finished = {rank for rank, it in ranks.items() if it.finished}
+        self._finished, self._finished_names = {rank for rank, it in ranks.items() if it.finished}, None
         self.departed = {rank: it.departed for rank, it in ranks.items() if it.departed}
         self._value_sender = record.value_sender
         self.quarantines.restore_from(record.quarantined, now)
@@ -348,6 +354,10 @@ class WorkerGroup:
         self.active[member.worker] = self._by_assignment[member.assignment] = member
         self._stages[member.stage] += 1
 
+    def _unfinish(self, rank: int) -> None:
+        self._finished.discard(rank)
+        self._finished_names = None
+
     def _enter(self, member: GroupMember, stage: Stage) -> None:
         self._stages[member.stage] -= 1
         self._stages[stage] += 1
@@ -368,7 +378,7 @@ def _earlier_ranks(record: state_pb2.JobRecord) -> dict[int, state_pb2.RankRecor
     for member in record.members:
         found[member.rank].member.CopyFrom(member)
     for rank in found.keys() & record.finished:  # the name was gone if a session took a finished rank again, and died
-        found[rank].finished = True
+        found[rank].finished = not found[rank].HasField("member")  # there is one while that session lives
     for rank, departed in record.departed.items():
         found.setdefault(rank, state_pb2.RankRecord()).departed = departed
     return found

@@ -142,6 +142,21 @@ def test_the_record_of_an_earlier_version_has_all_ranks() -> None:
     assert records(other) == records(group)
 
 
+def test_a_rank_of_an_earlier_version_that_a_session_took_again_can_be_freed() -> None:
+    taken = GroupMember("b", 2, 0, 12)
+    record = state_pb2.JobRecord(members=[taken.to_proto()], finished=[0])
+    record.worker_group.update({0: "b"})
+    group = WorkerGroup(Job(name="s", workers=1))
+    group.restore_from(record, {}, 0.0)
+    group.validate()
+    assert (group.finished, group.is_finished("b")) == (0, False)
+    group.vacate(leave(group, "b"), "b is gone")
+    other = WorkerGroup(Job(name="s", workers=1))
+    other.restore_from(state_pb2.JobRecord(), records(group), 0.0)
+    other.validate()
+    assert other.why_left == "rank 0: b is gone"
+
+
 def test_only_ranks_that_change_are_named() -> None:
     changed: list[str] = []
     group = WorkerGroup(SPEC, changed.append)
