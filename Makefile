@@ -69,8 +69,9 @@ models: $(SETUP)
 	$(BIN)/python examples/fashion.py --data $(FASHION) --out runs/models
 	$(BIN)/python examples/fine_tuning.py --data $(FASHION) --out runs/models
 
-# Tests on real processes last from one second to forty, so a process of xdist without tests takes some of the other one.
-TESTS := $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest --dist worksteal -n 2
+# Some tests wait, so three processes keep two cores busy. Tests on real processes last from one second to forty, so a
+# process without tests takes some of another one.
+TESTS := $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest --dist worksteal -n 3
 
 # Compiles all that the tests import, once. In a new checkout, each process of xdist would compile it for itself.
 bytecode: $(SETUP)
@@ -79,8 +80,7 @@ bytecode: $(SETUP)
 # PYTEST="tests/unit -k ledger" picks some, of all tests. Otherwise all that need no other processes of Shoal, or few.
 test: $(SETUP)
 	$(MAKE) -j2 --output-sync lint check-protos bytecode
-# Some of these wait, so three of them keep two cores busy.
-	$(TESTS) $(or $(PYTEST),-n 3 tests/unit tests/contract tests/deploy)
+	$(TESTS) $(or $(PYTEST),tests/unit tests/contract tests/deploy)
 
 # Real processes on this machine, and faults: the short forms.
 test-cluster: $(SETUP)
