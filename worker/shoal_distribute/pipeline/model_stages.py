@@ -213,7 +213,7 @@ class PipelinedModel:
 
     def _count_tied_calls(self, count: int) -> None:
         for layer, by_stage in self._tied.values():
-            if layer.trainable:
+            if layer.trainable or not layer.weights:  # those that draw numbers in training
                 layer.training_calls += count * sum(by_stage)
 
     def _train(

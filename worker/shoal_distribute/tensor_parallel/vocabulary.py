@@ -22,6 +22,7 @@ def rows_of_part(table: Array, first: int, ids: Array) -> tuple[Array, Callable[
     """
     xp = namespace_of(table)
     rows, width = table.shape
+    ids = ids.astype("int64", copy=False)  # the number of a row may not fit into the dtype of the ids
     own = (ids >= first) & (ids < first + rows)
     found, _, pull = shoal_nn.Embedding(rows, width).apply({"table": table}, {}, ids[own] - first, False)
     vectors = xp.zeros((*ids.shape, width), table.dtype)

@@ -332,6 +332,12 @@ def test_wrong_use_is_named() -> None:
         dense(8, on=2)(np.ones((2, 5)))
 
 
+def test_ids_may_have_a_dtype_that_holds_no_number_of_the_last_row() -> None:
+    layer = layers.ParallelEmbedding(1_000, 2, mesh=mesh(2))
+    ids = np.array([[0, 255]], "uint8")
+    np.testing.assert_array_equal(layer(ids).numpy(), layer(ids.astype("int64")).numpy())
+
+
 @pytest.mark.parametrize(
     ("ids", "message"), [([[0, 11]], "ids from 0 to 11, but its rows are 0 to 10"), ([[-1]], "-1")]
 )
