@@ -96,6 +96,18 @@ class LocalOptimizer:
             name, _, slot = path.rpartition("/")
             self._restored.setdefault(name, {})[slot] = array
 
+    def keeps(self, name: str) -> bool:
+        """Returns whether it has the slots of a variable."""
+        return name in self._slots or name in self._restored
+
+    def take(self, name: str) -> State | None:
+        """Removes and returns the slots of a variable; None if it has none."""
+        return self._slots.pop(name, None) or self._restored.pop(name, None)
+
+    def give(self, name: str, slots: State) -> None:
+        """Sets the slots of a variable, which are on its device."""
+        self._slots[name] = slots
+
     def _settings_of(self, name: str) -> VariableSettings:
         if name not in self._settings:
             self._settings[name] = self.optimizer.settings_of(name)

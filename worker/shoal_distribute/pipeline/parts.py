@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from shoal import errors
 from shoal_distribute.devices import LogicalDevice
+from shoal_distribute.keras.layers import Dropout
 from shoal_distribute.keras.layers.core_layer import CoreLayer
 from shoal_distribute.pipeline.graph import Graph, LayerCall
 from shoal_distribute.pipeline.variables import StageVariable
@@ -71,8 +72,10 @@ def tied_layers(model: str, parts: Sequence[StagePart]) -> dict[int, tuple[CoreL
         parts: the stages.
 
     Raises:
-        InvalidLayer: such a layer is a model, or has variables that are not trainable: their order would be lost.
+        InvalidLayer: such a layer is a model, or has variables that are not trainable: their order would be lost. Or it
+            has these or draws numbers, and a part of its calls is in a model within the model.
     """
+    _check_inner_layers(model, parts)
     stages: dict[int, Counter[int]] = {}
     layers: dict[int, Any] = {}
     for part in parts:
@@ -94,6 +97,32 @@ def tied_layers(model: str, parts: Sequence[StagePart]) -> dict[int, tuple[CoreL
         if isinstance(layer, CoreLayer):
             found[key] = layer, [counts[part.number] for part in parts]
     return found
+
+
+def _check_inner_layers(model: str, parts: Sequence[StagePart]) -> None:
+    """Checks the layers of models within the model. Their calls are not counted, so their order would be lost."""
+    stages: dict[int, set[int]] = {}
+    inner: dict[int, Any] = {}
+    for part in parts:
+        for call in part.calls:
+            for layer in _all_layers(call.layer):
+                stages.setdefault(id(layer), set()).add(part.number)
+                if layer is not call.layer:
+                    inner[id(layer)] = layer
+    for key, layer in inner.items():
+        keeps = any(not it.trainable for it in layer.weights) or isinstance(layer, Dropout)
+        if len(stages[key]) > 1 and keeps and not layer.layers:
+            where = " and ".join(map(str, sorted(stages[key])))
+            raise errors.InvalidLayer(
+                f"layer {layer.name} of a model within model {model} is called in the stages {where}, but the order of "
+                "its calls in training matters; choose a cut that leaves all its calls in one stage"
+            )
+
+
+def _all_layers(layer: Any) -> Iterator[Any]:
+    yield layer
+    for part in layer.layers:
+        yield from _all_layers(part)
 
 
 __all__ = ["StagePart", "parts_of", "tied_layers"]

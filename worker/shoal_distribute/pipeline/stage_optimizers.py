@@ -9,6 +9,7 @@ import numpy as np
 from shoal import optim
 from shoal.program import Array
 from shoal_distribute.devices import LogicalDevice
+from shoal_distribute.local_optimizers import LocalOptimizer
 from shoal_distribute.pipeline.stage_threads import StageThreads
 from shoal_distribute.pipeline.variables import StageVariable
 from shoal_distribute.replica_context import Replicated
@@ -51,6 +52,7 @@ class StageOptimizers:
         """
         stages = range(len(self._devices))
         own = [self.states.of(optimizer, stage) for stage in stages]
+        self._gather(own, gradients)
         means = self._threads.run(strategy, [partial(self._means, stage, gradients, divisor) for stage in stages])
         # The norm that `clip_norm` limits is that of all stages.
         square = math.fsum(
@@ -64,7 +66,7 @@ class StageOptimizers:
         return {path: np.array(on_host(array)) for copy in copies for path, array in copy.items()}
 
     def restore(self, optimizer: optim.Optimizer, iterations: int, state: dict[str, np.ndarray]) -> None:
-        """Gives each stage the slots of its variables.
+        """Gives each stage the slots of its variables, as far as they are known. `update` moves the others.
 
         Args:
             optimizer: the optimizer.
@@ -80,11 +82,15 @@ class StageOptimizers:
             }
             self.states.of(optimizer, stage).restore(iterations, own)
 
-    def place(self) -> None:
-        """Moves the slots to the stages that own their variables, after a model is cut."""
-        for optimizer in self.states.optimizers:
-            if state := self.arrays(optimizer):
-                self.restore(optimizer, self.states.of(optimizer).version, state)
+    def _gather(
+        self, own: Sequence[LocalOptimizer], gradients: Sequence[tuple[StageVariable, Sequence[Array]]]
+    ) -> None:
+        """Moves slots to the stages that own their variables now: a cut, or a restart, may have left them elsewhere."""
+        for variable, _ in gradients:
+            mine, put = own[variable.stage], self._devices[variable.stage].put
+            if not mine.keeps(variable.name):
+                for slots in filter(None, [other.take(variable.name) for other in own]):
+                    mine.give(variable.name, {slot: put(np.array(on_host(array))) for slot, array in slots.items()})
 
     def _means(
         self, stage: int, gradients: Sequence[tuple[StageVariable, Sequence[Array]]], divisor: float

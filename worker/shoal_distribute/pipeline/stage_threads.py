@@ -1,5 +1,6 @@
 """Threads of the stages of a pipeline, one for each device."""
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
@@ -27,6 +28,8 @@ class StageThreads:
             for number, device in enumerate(devices)
         ]
         self._shares = CoreShares(max(1, sum(not it.is_gpu for it in devices)))
+        # Steps of several threads reach all pools in the same order. Otherwise each could wait for the other.
+        self._submitting = threading.Lock()
 
     def run(self, strategy: Replicated, functions: Sequence[Callable[[], T]], links: Links | None = None) -> list[T]:
         """Calls a function on the thread of each stage, at the same time.
@@ -41,12 +44,13 @@ class StageThreads:
         """
         call = _tracing.in_current_context(_run_stage)
         with self._shares.limited():
-            futures = [
-                pool.submit(call, ReplicaContext(strategy, 0, device, None), number, function, links)
-                for number, (pool, device, function) in enumerate(
-                    zip(self._pools, self._devices, functions, strict=True)
-                )
-            ]
+            with self._submitting:
+                futures = [
+                    pool.submit(call, ReplicaContext(strategy, 0, device, None), number, function, links)
+                    for number, (pool, device, function) in enumerate(
+                        zip(self._pools, self._devices, functions, strict=True)
+                    )
+                ]
             try:
                 wait(futures)
             except BaseException:  # Ctrl-C: the stages must not wait for each other any more

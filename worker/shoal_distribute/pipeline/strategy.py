@@ -105,7 +105,6 @@ class PipelineStrategy(Strategy):
         known = self._models.get(model)
         if known is None or not known.graph.is_of(model):
             known = self._models[model] = self._pipelined(model, x)
-            self._optimizers.place()
         if optimizer is not None:
             known.slots, self._trained = slots_of(optimizer), known
         return known

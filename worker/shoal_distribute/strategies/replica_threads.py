@@ -1,5 +1,6 @@
 """Replica threads: they run one function for all replicas of a process, each with its device."""
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -32,6 +33,8 @@ class ReplicaThreads:
         if not several:
             devices[0].activate()
         self._shares = CoreShares(max(1, sum(not it.is_gpu for it in devices)))
+        # Calls of several threads reach all pools in the same order. Otherwise each could wait for the other.
+        self._submitting = threading.Lock()
 
     def run(self, strategy: Replicated, fn: Callable[..., Any], calls: Sequence[ReplicaCall]) -> list[Any]:
         """Calls a function with each replica's arguments, at the same time.
@@ -54,10 +57,11 @@ class ReplicaThreads:
     def _run_all(self, strategy: Replicated, fn: Callable[..., Any], calls: Sequence[ReplicaCall]) -> list[Any]:
         rendezvous = Rendezvous(len(calls))
         run = _tracing.in_current_context(_run_replica)
-        futures = [
-            pool.submit(run, ReplicaContext(strategy, number, device, rendezvous), rendezvous, fn, call)
-            for number, (pool, device, call) in enumerate(zip(self._pools, self._devices, calls, strict=True))
-        ]
+        with self._submitting:
+            futures = [
+                pool.submit(run, ReplicaContext(strategy, number, device, rendezvous), rendezvous, fn, call)
+                for number, (pool, device, call) in enumerate(zip(self._pools, self._devices, calls, strict=True))
+            ]
         try:
             wait(futures)
         except BaseException:  # Ctrl-C: the replicas must not wait for each other any more

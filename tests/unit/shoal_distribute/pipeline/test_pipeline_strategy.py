@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal import errors
-from shoal_distribute import GradientTape, PipelineStrategy, keras
+from shoal_distribute import GradientTape, OneDeviceStrategy, PipelineStrategy, keras
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(24, 6)), RNG.normal(size=(24, 3))
@@ -208,6 +208,26 @@ def test_a_checkpoint_loads_into_another_number_of_stages(tmp_path: Path) -> Non
     check_equal(found, in_one_process(without_dropout, 4, adam))
 
 
+def test_models_with_the_same_names_of_layers_do_not_take_each_others_slots() -> None:
+    def trained(other: str) -> list[np.ndarray]:
+        keras.utils.set_random_seed(5)
+        with PipelineStrategy(stages=2, micro_batches=2, cut=[2, 1]) as strategy:
+            with strategy.scope():
+                names = ("hidden", "middle", "out")
+                first = keras.Sequential([keras.Input((6,)), *(keras.layers.Dense(3, name=it) for it in names)])
+                first.compile(adam(), "mse")
+            first.fit(X, Y, batch_size=24, verbose=0)
+            with strategy.scope():
+                parts = (keras.layers.Dense(3, name="hidden"), keras.layers.Dense(3, name=other))
+                second = keras.Sequential([keras.Input((6,)), *parts, keras.layers.Softmax()])
+                second.compile(adam(), "mse")
+            second.fit(X, Y, batch_size=24, verbose=0)
+            first.fit(X, Y, batch_size=24, verbose=0)
+            return first.get_weights()
+
+    check_equal(trained("out"), trained("another"))
+
+
 def test_a_model_that_exceeds_the_limit_of_one_device_trains_in_stages_under_it() -> None:
     with pytest.raises(errors.LimitExceeded, match=r"stage 0 \(dense_0 to dense_3, on /cpu:0\) needs .* is 6,000"):
         in_stages(sequence, stages=1, micro_batches=8, memory_limit=6000)
@@ -261,6 +281,17 @@ def test_a_layer_with_statistics_cannot_be_in_two_stages() -> None:
         in_stages(build, stages=2, cut=[2, 2])
 
 
+def test_a_layer_with_statistics_cannot_be_in_a_model_of_one_stage_and_in_another_stage() -> None:
+    def build() -> keras.Model:
+        inputs, norm = keras.Input((6,)), keras.layers.BatchNormalization(name="norm")
+        within = keras.Model(inputs, norm(keras.layers.Dense(6)(inputs)))
+        outer = keras.Input((6,))
+        return keras.Model(outer, keras.layers.Dense(3)(norm(within(outer))))
+
+    with pytest.raises(errors.InvalidLayer, match=r"layer norm of a model within .* is called in the stages 0 and 1"):
+        in_stages(build, stages=2, cut=[1, 2])
+
+
 def test_a_batch_with_fewer_samples_than_micro_batches_is_refused() -> None:
     with PipelineStrategy(stages=2, micro_batches=8) as strategy:
         with strategy.scope():
@@ -282,6 +313,24 @@ def test_a_regularizer_is_refused(options: dict[str, Any]) -> None:
 
     with pytest.raises(errors.WrongContext, match="PipelineStrategy does not add the penalties of regularizers"):
         in_stages(build, stages=2, cut=[1, 1])
+
+
+def test_penalties_of_weights_count_in_evaluation_and_those_of_activities_are_refused() -> None:
+    def loss_of(strategy: Any, **options: str) -> float:
+        keras.utils.set_random_seed(5)
+        with strategy, strategy.scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6, **options), keras.layers.Dense(3)])  # type: ignore[arg-type]
+            model.compile("sgd", "mse")
+            return float(model.evaluate(X, Y, batch_size=24, verbose=0))
+
+    def stages() -> PipelineStrategy:
+        return PipelineStrategy(stages=2, cut=[1, 1])
+
+    assert loss_of(stages(), kernel_regularizer="l2") == pytest.approx(
+        loss_of(OneDeviceStrategy("/cpu:0"), kernel_regularizer="l2")
+    )
+    with pytest.raises(errors.WrongContext, match="PipelineStrategy does not add the penalties of regularizers"):
+        loss_of(stages(), activity_regularizer="l2")
 
 
 def test_a_layer_that_was_made_outside_of_the_scope_is_refused() -> None:

@@ -168,10 +168,14 @@ class Layer(Advising):
         These are what the last call has passed to `add_loss`, such as the penalties of activities, and the penalties
         of the weights that get gradients. A tape follows what is read within it.
         """
-        parts, trained = list(dict.fromkeys(self._all_layers())), {id(it) for it in self.trainable_variables}
+        parts, trained = dict.fromkeys(self._all_layers()), {id(it) for it in self.trainable_variables}
+        return self.added_losses + [loss for part in parts for loss in part._weight_losses(trained)]
+
+    @property
+    def added_losses(self) -> list[Tensor]:
+        """What the last call has passed to `add_loss`, such as the penalties of activities."""
         number = _replica_number()
-        added = [loss for part in parts for loss in part._added.get(number, ())]
-        return added + [loss for part in parts for loss in part._weight_losses(trained)]
+        return [loss for part in dict.fromkeys(self._all_layers()) for loss in part._added.get(number, ())]
 
     def add_loss(self, loss: Tensor | Sequence[Tensor]) -> None:
         """Adds to the losses of this call. The `call` of a layer uses it.

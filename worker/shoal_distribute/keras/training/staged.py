@@ -17,6 +17,7 @@ class StagedTrainer:
 
     strategy: Strategy
     losses: list[Tensor]
+    added_losses: list[Tensor]
     optimizer: "Optimizer | None"
     loss: "Loss | None"
 
@@ -33,15 +34,24 @@ class StagedTrainer:
         stages = self.strategy.stages_of(self, x, self.optimizer.spec)
         if stages is None:
             return False
+        self._refuse(self.losses)  # before statistics change; what layers add is known only after the step
         divisor = stages.backward((x, y, weights), self._micro_batch_loss)
-        if self.losses:
+        self._refuse(self.added_losses)
+        stages.apply(self.optimizer.spec, self._shared(divisor))
+        return True
+
+    def _check_tested_in_stages(self, x: Any) -> None:
+        """Raises WrongContext if a layer of a model in stages has added a loss, which is of one micro-batch alone."""
+        if self.added_losses and self.strategy.stages_of(self, x) is not None:
+            self._refuse(self.added_losses)
+
+    def _refuse(self, losses: list[Tensor]) -> None:
+        if losses:
             raise errors.WrongContext(
                 f"{type(self.strategy).__name__} does not add the penalties of regularizers, or losses of `add_loss`, "
                 "to the loss of a model in stages; leave them out, or give the optimizer a weight decay in place of "
                 "an L2 regularizer"
             )
-        stages.apply(self.optimizer.spec, self._shared(divisor))
-        return True
 
     def _micro_batch_loss(self, outputs: Any, y: Any, weights: Any, again: bool) -> tuple[Tensor, float]:
         """Returns the sum of the losses of a micro-batch, and what divides it. The first time, it counts in metrics."""

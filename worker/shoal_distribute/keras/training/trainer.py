@@ -153,6 +153,7 @@ class Trainer(StagedTrainer):
         if samples_of((x,)):
             outputs = self._outputs_of(x, training=False)
             if self.loss is not None:
+                self._check_tested_in_stages(x)
                 self._loss_parts(y, outputs, weights, added_up(self.losses))
             self._update_metrics(y, outputs, weights)
 
