@@ -1,7 +1,7 @@
 """Optimizers of a pipeline: each stage keeps the slots of the variables that it owns, and updates them."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -23,16 +23,10 @@ class StageOptimizers:
     Args:
         devices: the devices of the stages.
         threads: the threads of the stages.
-        variables: returns all variables.
     """
 
-    def __init__(
-        self,
-        devices: Sequence[LogicalDevice],
-        threads: StageThreads,
-        variables: Callable[[], Iterable[StageVariable]],
-    ) -> None:
-        self._devices, self._threads, self._variables = devices, threads, variables
+    def __init__(self, devices: Sequence[LogicalDevice], threads: StageThreads) -> None:
+        self._devices, self._threads = devices, threads
         self.states = OptimizerStates(len(devices))
 
     def update(
@@ -66,26 +60,21 @@ class StageOptimizers:
         return {path: np.array(on_host(array)) for copy in copies for path, array in copy.items()}
 
     def restore(self, optimizer: optim.Optimizer, iterations: int, state: dict[str, np.ndarray]) -> None:
-        """Gives each stage the slots of its variables, as far as they are known. `update` moves the others.
+        """Sets the slots. They stay on the host until `update` moves them to the stages of their variables.
 
         Args:
             optimizer: the optimizer.
             iterations: how often it has been applied.
             state: as `arrays` returned it.
         """
-        stages = {variable.name: variable.stage for variable in self._variables()}
+        arrays = {path: np.array(array) for path, array in state.items()}
         for stage, device in enumerate(self._devices):
-            own = {
-                path: device.put(np.array(array))
-                for path, array in state.items()
-                if stages.get(path.rpartition("/")[0], 0) == stage
-            }
-            self.states.of(optimizer, stage).restore(iterations, own)
+            self.states.of(optimizer, stage).restore(iterations, arrays if stage == 0 else {}, device.put)
 
     def _gather(
         self, own: Sequence[LocalOptimizer], gradients: Sequence[tuple[StageVariable, Sequence[Array]]]
     ) -> None:
-        """Moves slots to the stages that own their variables now: a cut, or a restart, may have left them elsewhere."""
+        """Moves slots to the stages of their variables: they may have been restored, or the model was cut again."""
         for variable, _ in gradients:
             mine, put = own[variable.stage], self._devices[variable.stage].put
             if not mine.keeps(variable.name):

@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -85,16 +85,13 @@ class PipelineStrategy(Strategy):
         limits = _limits(memory_limit, len(self.stage_devices))
         self._settings = PipelineSettings(self.stage_devices, micro_batches, schedule_of(schedule), recompute, limits)
         self._cut, self._carries = cut, carry_residuals
-        self._variables: list[weakref.ref[StageVariable]] = []
         self._stage_threads = StageThreads(self.stage_devices)
-        self._optimizers = StageOptimizers(self.stage_devices, self._stage_threads, self._living)
+        self._optimizers = StageOptimizers(self.stage_devices, self._stage_threads)
         self._models: weakref.WeakKeyDictionary[Model, PipelinedModel] = weakref.WeakKeyDictionary()
         self._trained: PipelinedModel | None = None
 
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
-        made = StageVariable(self, name, initial, trainable=trainable)
-        self._variables.append(weakref.ref(made))
-        return made
+        return StageVariable(self, name, initial, trainable=trainable)
 
     def check_batch(self, samples: int) -> None:
         check_samples(samples, self._settings.micro_batches)
@@ -145,11 +142,6 @@ class PipelineStrategy(Strategy):
         del replica
         pairs = [(cast(StageVariable, it), [array]) for it, array in zip(variables, arrays, strict=True)]
         self._optimizers.update(self, optimizer, pairs)
-
-    def _living(self) -> Iterator[StageVariable]:
-        """Yields the variables of models that still exist."""
-        self._variables = [it for it in self._variables if it() is not None]
-        yield from (variable for it in self._variables if (variable := it()) is not None)
 
     def _pipelined(self, model: Model, x: Any) -> PipelinedModel:
         """Returns a model in stages, with its variables on their devices."""

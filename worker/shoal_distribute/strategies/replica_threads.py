@@ -1,12 +1,11 @@
 """Replica threads: they run one function for all replicas of a process, each with its device."""
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 from shoal import _tracing, errors
-from shoal_distribute.core_shares import CoreShares
+from shoal_distribute.device_threads import DeviceThreads
 from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.rendezvous import Rendezvous
 from shoal_distribute.replica_context import ReplicaContext, Replicated, entered_strategies, running
@@ -24,17 +23,9 @@ class ReplicaThreads:
 
     def __init__(self, devices: Sequence[LogicalDevice]) -> None:
         self._devices = devices
-        several = len(devices) > 1
-        self._pools = [
-            ThreadPoolExecutor(1, thread_name_prefix=f"replica-{number}", initializer=device.activate)
-            for number, device in enumerate(devices)
-            if several
-        ]
-        if not several:
+        self._threads = DeviceThreads(devices, "replica") if len(devices) > 1 else None
+        if self._threads is None:
             devices[0].activate()
-        self._shares = CoreShares(max(1, sum(not it.is_gpu for it in devices)))
-        # Calls of several threads reach all pools in the same order. Otherwise each could wait for the other.
-        self._submitting = threading.Lock()
 
     def run(self, strategy: Replicated, fn: Callable[..., Any], calls: Sequence[ReplicaCall]) -> list[Any]:
         """Calls a function with each replica's arguments, at the same time.
@@ -47,29 +38,18 @@ class ReplicaThreads:
         Returns:
             The results, in the order of the replicas.
         """
-        if not self._pools:
+        if self._threads is None:
             args, kwargs = calls[0]
             with running(ReplicaContext(strategy, 0, self._devices[0], None)):
                 return [fn(*args, **kwargs)]
-        with self._shares.limited():
-            return self._run_all(strategy, fn, calls)
-
-    def _run_all(self, strategy: Replicated, fn: Callable[..., Any], calls: Sequence[ReplicaCall]) -> list[Any]:
         rendezvous = Rendezvous(len(calls))
         run = _tracing.in_current_context(_run_replica)
-        with self._submitting:
-            futures = [
-                pool.submit(run, ReplicaContext(strategy, number, device, rendezvous), rendezvous, fn, call)
-                for number, (pool, device, call) in enumerate(zip(self._pools, self._devices, calls, strict=True))
-            ]
-        try:
-            wait(futures)
-        except BaseException:  # Ctrl-C: the replicas must not wait for each other any more
-            rendezvous.leave(0, "was interrupted")
-            wait(futures)
-            raise
-        _raise_first(futures)
-        return [future.result() for future in futures]
+        functions = [
+            partial(run, ReplicaContext(strategy, number, device, rendezvous), rendezvous, fn, call)
+            for number, (device, call) in enumerate(zip(self._devices, calls, strict=True))
+        ]
+        # Replicas that only waited for another one raise RanksDisagree.
+        return self._threads.run(functions, partial(rendezvous.leave, 0, "was interrupted"), (errors.RanksDisagree,))
 
     def merged(self, call: Callable[[], Any]) -> tuple[Any, Exception | None]:
         """Calls a function in cross-replica context, on a replica's thread.
@@ -85,8 +65,8 @@ class ReplicaThreads:
 
     def close(self) -> None:
         """Ends the threads."""
-        for pool in self._pools:
-            pool.shutdown()
+        if self._threads is not None:
+            self._threads.close()
 
 
 def _run_replica(replica: ReplicaContext, rendezvous: Rendezvous, fn: Callable[..., Any], call: ReplicaCall) -> Any:
@@ -104,13 +84,6 @@ def _run_replica(replica: ReplicaContext, rendezvous: Rendezvous, fn: Callable[.
         scopes.pop()
     rendezvous.leave(number, "has returned")
     return result
-
-
-def _raise_first(futures: Sequence["Future[Any]"]) -> None:
-    """Raises the first error of a replica that did not just wait for another one; otherwise the first error."""
-    raised = [error for future in futures if (error := future.exception()) is not None]
-    if raised:
-        raise next((it for it in raised if not isinstance(it, errors.RanksDisagree)), raised[0])
 
 
 __all__ = ["ReplicaThreads"]

@@ -2,11 +2,11 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
-from shoal_distribute.core_shares import CoreShares
+from shoal_distribute.device_threads import DeviceThreads
 from shoal_distribute.devices import LogicalDevice, logical_devices
 from shoal_distribute.replica_context import current_replica
 
@@ -26,10 +26,7 @@ class DeviceGroup:
 
     def __init__(self, devices: Sequence[LogicalDevice]) -> None:
         self.devices = tuple(devices)
-        self._pools = [
-            ThreadPoolExecutor(1, thread_name_prefix=f"part-{number}") for number in range(len(self.devices))
-        ]
-        self._shares = CoreShares(max(1, sum(not it.is_gpu for it in self.devices)))
+        self._threads = DeviceThreads(self.devices, "part", activates=False)
 
     @property
     def home(self) -> LogicalDevice:
@@ -50,11 +47,8 @@ class DeviceGroup:
         gpu = next((it for it in self.devices if it.is_gpu), None)
         if gpu is not None:  # the threads read arrays that this thread has computed
             gpu.xp.cuda.get_current_stream().synchronize()
-        with self._shares.limited():
-            calls = zip(self._pools, zip(self.devices, *columns, strict=True), strict=True)
-            futures = [pool.submit(_call, function, *call) for pool, call in calls]
-            wait(futures)
-        return [future.result() for future in futures]
+        calls = zip(self.devices, *columns, strict=True)
+        return self._threads.run([partial(_call, function, *call) for call in calls])
 
 
 def _call(function: Callable[..., Any], device: LogicalDevice, *values: Any) -> Any:
