@@ -26,16 +26,24 @@ from typing import Any
 import grpc
 import structlog
 
+from shoal._rpc.channels import CONTROL_OPTIONS
 from shoal._security import AccessRole, Credentials
 
 # One connection for each member, as if each were on a host of its own.
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
+    *CONTROL_OPTIONS,
 ]
 # Calls of one process that register or describe at a time.
 CONCURRENT = 16
-_RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED)
+# grpc's server cancels calls when too many wait for it.
+_RETRIED = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
 _RETRY_S = 0.2
 
 MembersLine = dict[str, Any]
@@ -49,13 +57,14 @@ def say(line: MembersLine) -> None:
 async def answered(method: Any, request: Any, timeout_s: float | None = 30.0) -> Any:
     """Calls, and repeats the call while the coordinator cannot be reached or has too many calls.
 
-    If the task is cancelled meanwhile, grpc sometimes raises an error of its own.
+    If this task is cancelled meanwhile, grpc sometimes raises an error of its own.
     """
+    task = asyncio.current_task()
     while True:
         try:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.CANCELLED:
+            if task and task.cancelling():
                 raise asyncio.CancelledError from error
             if error.code() not in _RETRIED:
                 raise

@@ -145,6 +145,7 @@ class Server:
             threads=config.rpc_threads,
             advertise=config.advertise,
             credentials=config.credentials,
+            values=True,
             authorizer=self.authorizer,
         )
 

@@ -39,8 +39,8 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.max_ping_strikes", 0),
     # gRPC makes a client wait with more calls. A process that calls for a thousand members has one connection.
     ("grpc.max_concurrent_streams", catalogue.CONNECTION_CALLS.default),
-    # Further calls are refused, and further connections are closed.
-    ("grpc.server.max_pending_requests", catalogue.PENDING_CALLS.default // 3),  # from here on, some
+    # Further calls are cancelled, and further connections are closed.
+    ("grpc.server.max_pending_requests", catalogue.PENDING_CALLS.default // 2),  # from here on, some
     ("grpc.server.max_pending_requests_hard_limit", catalogue.PENDING_CALLS.default),
     ("grpc.max_allowed_incoming_connections", catalogue.CONNECTIONS.default),
     ("grpc.max_metadata_size", catalogue.HEADER_BYTES.default),
@@ -211,6 +211,7 @@ class RpcServer:
         essential: methods that the cluster depends on, as SERVICE/METHOD.
         limits: limits of the calls.
         credentials: with TLS settings, the port accepts TLS only.
+        values: whether calls carry values of variables, so that connections adapt to how much they can carry.
         authorizer: decides who may make which call. None allows all calls.
         on_outcome: called with the outcome of each unary call that fails, and of each call that `authorizer` refuses.
         audited: unary methods, as SERVICE/METHOD, whose successful calls `on_outcome` gets, too.
@@ -230,6 +231,7 @@ class RpcServer:
         essential: Collection[str] = (),
         limits: CallLimits | None = None,
         credentials: Credentials = NO_CREDENTIALS,
+        values: bool = False,
         authorizer: Authorizer | None = None,
         on_outcome: OnOutcome | None = None,
         audited: Collection[str] = (),
@@ -242,7 +244,9 @@ class RpcServer:
         self._reception = Reception(limits, _refusal, authorizer, on_outcome or (lambda _: None))
         self._pools = _Pools(threads)
         self._server = grpc.server(
-            self._pools.ordinary, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=2 * limits.calls + limits.open_calls
+            self._pools.ordinary,
+            options=_SERVER_OPTIONS + ([] if values else channels.CONTROL_OPTIONS),
+            maximum_concurrent_rpcs=2 * limits.calls + limits.open_calls,
         )
         self._health = Health()
         # As far as generated code uses a server.
