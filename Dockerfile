@@ -27,6 +27,7 @@ COPY pyproject.toml README.md LICENSE THIRD_PARTY.md ./
 COPY client client
 COPY server server
 COPY worker worker
+COPY examples examples
 COPY tools/release/commit_hook.py tools/release/readme_hook.py tools/release/
 ARG REVISION=
 # The build of the wheel reads this variable, because .git is not in the build context.

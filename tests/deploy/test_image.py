@@ -91,6 +91,15 @@ def test_what_is_copied_gets_in_and_nothing_else() -> None:
     assert [path for path in let_in if not (ROOT / path).exists()] == []
 
 
+def test_all_that_the_wheel_is_built_from_is_copied() -> None:
+    hatch = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
+    wheel = hatch["build"]["targets"]["wheel"]
+    hooks = [part["hooks"]["custom"]["path"] for part in (hatch["metadata"], hatch["build"])]
+    copied = {source for line in STAGES["build"].of("COPY") for source in line.split()[:-1]}
+    needed = [*wheel["packages"], *wheel["force-include"], *hooks]
+    assert [path for path in needed if not any(Path(path).is_relative_to(source) for source in copied)] == []
+
+
 def test_its_base_can_be_pinned_by_a_digest() -> None:
     assert argument_of_the_file("BASE") == docker_engine.base_of()
     bases = [stage.base for stage in stages(TEXT)]

@@ -220,9 +220,11 @@ def _debian() -> Path:
 
 
 def _pip_files() -> list[Path]:
-    """Returns the pip configuration files that this host has."""
+    """Returns the pip configuration files that this host has, and the files that they name, such as constraints."""
     said = run([sys.executable, "-m", "pip", "config", "debug"], os.environ)
-    return [Path(path) for path in re.findall(r"^ +(/\S+), exists: True$", said, re.MULTILINE)]
+    named = re.findall(r"^ +(/\S+), exists: True$|^ +global\.\S+: (/\S+)$", said, re.MULTILINE)
+    paths = {Path(own or other) for own, other in named}
+    return sorted(path for path in paths if path.is_file())
 
 
 def _rules(table: str) -> list[str]:
