@@ -7,7 +7,8 @@ runs on others. `precompile` therefore compiles the code for each level. If SHOA
 level is as fast as code for the exact processor (docs/decisions/0035-kernels-in-the-image.md).
 
 This module does not know the kernels. A package with kernels registers a function in the entry point group
-`shoal.kernels`. The function compiles the package's kernels, each by `prepare`.
+`shoal.kernels`. The function compiles the package's kernels, each by `prepare`. It must not run them, because they are
+also compiled for higher levels than that of this processor.
 """
 
 import fcntl

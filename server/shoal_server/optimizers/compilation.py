@@ -49,17 +49,23 @@ def load_kernels() -> None:
 
     After it, a call with other types than a kernel's signatures raises TypeError instead of compiling again.
     """
+    compile_kernels()
+    for dispatcher, signatures in registered:
+        dispatcher.disable_compile()
+        # Numba learns at the first call how arguments convert to a signature's types. This is not thread-safe: each
+        # thread may intern its own type for the same arguments.
+        for arguments in itertools.chain.from_iterable(map(samples, signatures)):
+            dispatcher(*arguments)
+
+
+def compile_kernels() -> None:
+    """Compiles every kernel, or loads it from the cache, and runs none: this processor may lack their instructions."""
     progress = _CompileProgress(len(registered))
     with hidden("scipy.linalg"):  # Numba imports it where it is installed; no kernel uses it
         for number, (dispatcher, signatures) in enumerate(registered, 1):
             progress.now = number
             shared = shared_folder(dispatcher)
             prepare(dispatcher, signatures, shared=shared, on_compile=progress.tell, on_wait=progress.tell_wait)
-            dispatcher.disable_compile()
-            # Numba learns at the first call how arguments convert to a signature's types. This is not thread-safe: each
-            # thread may intern its own type for the same arguments.
-            for arguments in itertools.chain.from_iterable(map(samples, signatures)):
-                dispatcher(*arguments)
 
 
 class _CompileProgress:

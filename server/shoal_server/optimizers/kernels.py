@@ -22,7 +22,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from shoal_server.optimizers import norms, sums  # noqa: F401  # `warm_up` compiles their kernels, too
+from shoal_server.optimizers import compilation, norms, sums  # noqa: F401  # they register kernels, too
 from shoal_server.optimizers.compilation import CLAIMS, FLOATS, compiled, kernel, readable, update, warm_up, writable
 from shoal_server.optimizers.conversions import infinity_of
 from shoal_server.optimizers.kernel_threads import Claims, share

@@ -2,7 +2,7 @@
 
 The import takes a second, so callers import the module when they need it. A kernel compiles at its first call, within
 about two seconds. Compiled kernels are cached on disk: beside this file, in the user's cache folder, or in
-NUMBA_CACHE_DIR. Container images include them, because `warm_up` runs when an image is built
+NUMBA_CACHE_DIR. Container images include them, because `compile_kernels` runs when an image is built
 (`shoal._numerics.kernels`).
 """
 
@@ -49,8 +49,8 @@ def gradients_each(
     return by_kernel, dx.astype(x.dtype, copy=False) if input_gradient else None
 
 
-def warm_up() -> None:
-    """Compiles the kernels for all types that they are called with, or loads them from the cache."""
+def compile_kernels() -> None:
+    """Compiles the kernels for all types that they are called with, or loads them from the cache, and runs none."""
     for dtype in (np.float32, np.float64):
         _prepare(_convolve, np.dtype(dtype))
         _prepare(_gradients, np.dtype(dtype))
@@ -117,4 +117,4 @@ def _gradients(x: Any, kernel: Any, dy: Any, by_kernel: Any, dx: Any, strides: A
         by_kernel += of_one
 
 
-__all__ = ["convolve_each", "gradients_each", "warm_up"]
+__all__ = ["convolve_each", "gradients_each", "compile_kernels"]

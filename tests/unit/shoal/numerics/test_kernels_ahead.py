@@ -94,9 +94,9 @@ def test_a_level_that_this_machine_makes_no_code_for_is_refused(tmp_path: Path) 
 
 
 def test_failed_compilation_names_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHOAL_KERNEL_THREADS", "none")  # what warm_up refuses
-    monkeypatch.setenv("NUMBA_OPT", "0")  # other packages' kernels may compile before; nothing uses the code
-    with pytest.raises(errors.StartFailed, match="SHOAL_KERNEL_THREADS"):
+    (tmp_path / "numba.py").write_text("raise ImportError('no compiler')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(errors.StartFailed, match="no compiler"):
         kernels.precompile(tmp_path, kernels.levels()[0])
 
 
