@@ -14,7 +14,9 @@ import hypothesis
 import pytest
 
 import shoal
+from shoal import local_cluster as local_clusters
 from support.clusters.local import Mended, local_cluster
+from support.clusters.shared_forks import SharedForks
 from support.run_lengths import draws
 
 # A coordinator that a test starts by its command line has no page: those of several tests would want the same port.
@@ -27,6 +29,16 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 hypothesis.settings.register_profile("shoal", deadline=None, max_examples=draws(40))
 hypothesis.settings.load_profile("shoal")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_forks() -> Iterator[None]:
+    """Lets the local clusters of this process share a fork server, which takes three seconds to load."""
+    forks = SharedForks(os.environ)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_clusters, "ForkServer", forks.lend)
+        yield
+    forks.end()
 
 
 @pytest.fixture(scope="session")

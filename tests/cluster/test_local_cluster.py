@@ -15,11 +15,18 @@ import psutil
 import pytest
 
 import shoal
-from shoal._role import RoleProcess
+from shoal import local_cluster
+from shoal._role import ForkServer, RoleProcess
 from shoal.status import Role
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(autouse=True)
+def own_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets each cluster start its own fork server, as outside of the tests."""
+    monkeypatch.setattr(local_cluster, "ForkServer", ForkServer)
 
 
 def our_files() -> set[Path]:
