@@ -19,7 +19,7 @@ import structlog
 
 from shoal import _tracing, errors
 from shoal._numerics import takes_seed
-from shoal._role.lifecycle import configure_logging
+from shoal._role.logs import configure_logging
 from shoal._rpc import CoordinatorClient, TicketSource
 from shoal._security import Credentials
 from shoal._training.participant import Participant

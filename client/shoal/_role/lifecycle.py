@@ -1,7 +1,6 @@
-"""Lifecycle of a role's process: logs, metrics, the ready line, signals, and a clean stop."""
+"""Lifecycle of a role's process: metrics, the ready line, signals, and a clean stop."""
 
 import json
-import logging
 import os
 import queue
 import re
@@ -25,6 +24,7 @@ from shoal._role import process_metrics
 from shoal._role.exposure import check_exposure, insecure_consequence
 from shoal._role.http_endpoints import RoleHttpServer
 from shoal._role.identity import RoleIdentity
+from shoal._role.logs import configure_logging
 from shoal._security import AccessRole, Authorizer, Credentials
 from shoal._system import raise_open_files
 from shoal._system.exit_codes import exit_code
@@ -47,40 +47,6 @@ R = TypeVar("R", bound=Running)
 
 # Seconds until the main thread notices a signal that another thread received.
 _SIGNAL_S = 0.5
-
-
-def configure_logging(log_format: str, level: str, **identity: str) -> None:
-    """Configures structured logs on standard error.
-
-    Args:
-        log_format: `console` for people, or `json` for one object per line.
-        level: debug, info, warning or error.
-        identity: fields of every line of all threads: the role, and the member's name.
-    """
-
-    def identify(
-        _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
-    ) -> structlog.typing.EventDict:
-        return {**identity, **event}
-
-    processors: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        identify,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.StackInfoRenderer(),
-    ]
-    if log_format == "json":
-        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    else:
-        # Its default shows the local variables of each frame, which may be secrets, where rich is installed.
-        plain = structlog.dev.plain_traceback
-        processors.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain))
-    structlog.configure(
-        processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # one write per line, because roles share a terminal
-    )
 
 
 def default_name(role: str, host: str | None = None) -> str:

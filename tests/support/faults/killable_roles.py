@@ -24,7 +24,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from shoal import _rpc, consistency, errors, optim
-from shoal._role.lifecycle import configure_logging
+from shoal._role.logs import configure_logging
 from shoal._training.parameters import ParameterClient
 from shoal._transport import TokenSecurity, lane_transport, server_connection, shared_memory
 from shoal._transport import lane as _lane

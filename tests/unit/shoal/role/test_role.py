@@ -57,7 +57,7 @@ def test_tracebacks_on_the_console_show_no_local_variables() -> None:
     """structlog's own choice shows them where rich is installed, as typer installs it."""
     code = """
 import structlog
-from shoal._role.lifecycle import configure_logging
+from shoal._role.logs import configure_logging
 configure_logging("console", "info", role="server")
 def present(token):
     raise ValueError("it failed")
