@@ -13,7 +13,7 @@ import pytest
 
 from shoal import errors
 from support.fuzzing import targets
-from support.fuzzing.campaign import GOLDEN, BadStatus, Hang, SimpleTarget, Target, attempt, fuzz, reproduce
+from support.fuzzing.campaign import GOLDEN, BadStatus, Hang, SimpleTarget, Target, attempt, fuzz, fuzz_all, reproduce
 from support.fuzzing.mutator import mutated
 
 SHORT_S = 15.0
@@ -87,14 +87,29 @@ def end_process(_data: bytes) -> None:
     os._exit(3)
 
 
-def test_an_input_that_ends_the_process_is_a_crash(tmp_path: Path) -> None:
-    class Planted(SimpleTarget):
-        def draw(self, draw: random.Random) -> bytes:
-            return b"input"
+class OneInput(SimpleTarget):
+    """A target that draws the same input each time."""
 
-    row = fuzz(Planted("planted", list, end_process), 1, 5.0, tmp_path)
+    def draw(self, draw: random.Random) -> bytes:
+        return b"input"
+
+
+def test_an_input_that_ends_the_process_is_a_crash(tmp_path: Path) -> None:
+    row = fuzz(OneInput("planted", list, end_process), 1, 5.0, tmp_path)
     assert (row.inputs, row.crashes) == (1, 1)
     assert Path(row.found[0].partition(":")[0]).read_bytes() == b"input"
+
+
+def test_targets_that_are_fuzzed_at_the_same_time_have_a_row_each(tmp_path: Path) -> None:
+    defective, right, longer = (
+        OneInput("defective", list, end_process),
+        OneInput("right", list, len),
+        OneInput("longer", list, len),
+    )
+    seconds: dict[Target, float] = {defective: 5.0, right: 0.1, longer: 0.2}
+    rows = {row.target: row for row in fuzz_all(seconds, 1, tmp_path, processes=2)}
+    assert {name: row.crashes for name, row in rows.items()} == {"defective": 1, "right": 0, "longer": 0}
+    assert all(row.inputs for row in rows.values())
 
 
 def fail_inside(_data: bytes) -> None:

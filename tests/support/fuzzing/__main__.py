@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 from support.fuzzing import targets
-from support.fuzzing.campaign import Row, attempt, fuzz, table, write
+from support.fuzzing.campaign import Row, attempt, fuzz_all, table, write
 
 MOST_GROWTH = 0.05
 
@@ -25,6 +25,9 @@ def main() -> int:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0, help="seconds for all targets together; default: 600")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="targets fuzzed at a time, which divides the seconds; default: 1"
+    )
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31), help="seed; default: drawn and printed")
     parser.add_argument("--targets", default="", help="names of targets, with commas; default: all")
     parser.add_argument("--out", type=Path, default=Path("runs/fuzz"), help="folder of results; default: runs/fuzz")
@@ -40,9 +43,11 @@ def main() -> int:
         return 0
     print(f"seed {options.seed}", flush=True)
     share = options.seconds / sum(map(targets.weight_of, chosen))
+    seconds = {target: share * targets.weight_of(target) for target in chosen}
+    order = [target.name for target in chosen]
     rows: list[Row] = []
-    for target in chosen:
-        rows.append(fuzz(target, options.seed, share * targets.weight_of(target), options.out / "inputs"))
+    for row in fuzz_all(seconds, options.seed, options.out / "inputs", options.processes):
+        rows = sorted([*rows, row], key=lambda each: order.index(each.target))
         write(rows, options.seed, options.out / "latest.json")
     print(table(rows))
     wrong = [row.target for row in rows if row.crashes or row.unexpected_status or row.rss_growth >= MOST_GROWTH]

@@ -13,9 +13,10 @@ import statistics
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from multiprocessing import connection
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -117,31 +118,68 @@ def attempt(target: Target, data: bytes) -> None:
         raise Hang(f"took {took:.1f} s of processor time")
 
 
-def fuzz(target: Target, seed: int, seconds: float, out: Path) -> Row:
-    """Fuzzes one target in a child process, so that an input that ends the process is a result, too.
+class FuzzProcess:
+    """The child process that fuzzes one target, so that an input that ends the process is a result, too.
 
     Args:
         target: the target, not started.
         seed: seed of the campaign.
         seconds: how long to draw inputs.
         out: folder for the inputs that go wrong.
+
+    Attributes:
+        receiver: can be read when the process has ended.
     """
-    context = multiprocessing.get_context("fork")
-    number = context.Value("Q", 0, lock=False)
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_in_child, args=(target, seed, seconds, out, number, sender))
-    child.start()
-    sender.close()
-    row = Row(target.name)
-    with suppress(EOFError):
-        row = receiver.recv()
-    child.join()
-    if child.exitcode:
-        row.inputs, row.crashes = number.value + 1, row.crashes + 1
-        target.start()
-        data = reproduce(target, seed, number.value)
-        row.found.append(_keep(out, target, number.value, data, f"the process ended with {child.exitcode}"))
-    return row
+
+    def __init__(self, target: Target, seed: int, seconds: float, out: Path) -> None:
+        self._target, self._seed, self._out = target, seed, out
+        context = multiprocessing.get_context("fork")
+        self._number = context.Value("Q", 0, lock=False)
+        self.receiver, sender = context.Pipe(duplex=False)
+        self._child = context.Process(target=_in_child, args=(target, seed, seconds, out, self._number, sender))
+        self._child.start()
+        sender.close()
+
+    def row(self) -> Row:
+        """Waits for the end, and returns the result."""
+        row = Row(self._target.name)
+        with self.receiver, suppress(EOFError):
+            row = self.receiver.recv()
+        self._child.join()
+        if self._child.exitcode:
+            number: int = self._number.value
+            row.inputs, row.crashes = number + 1, row.crashes + 1
+            self._target.start()
+            data = reproduce(self._target, self._seed, number)
+            what = f"the process ended with {self._child.exitcode}"
+            row.found.append(_keep(self._out, self._target, number, data, what))
+        return row
+
+
+def fuzz(target: Target, seed: int, seconds: float, out: Path) -> Row:
+    """Fuzzes one target. The arguments are those of `FuzzProcess`."""
+    return FuzzProcess(target, seed, seconds, out).row()
+
+
+def fuzz_all(seconds: Mapping[Target, float], seed: int, out: Path, processes: int) -> Iterator[Row]:
+    """Fuzzes targets, and yields the result of each at its end. Those that take longest begin.
+
+    Args:
+        seconds: how long to draw inputs, by target.
+        seed: seed of the campaign.
+        out: folder for the inputs that go wrong.
+        processes: how many targets are fuzzed at a time.
+    """
+    waiting = sorted(seconds, key=lambda target: seconds[target])
+    running: list[FuzzProcess] = []
+    while waiting or running:
+        while waiting and len(running) < processes:
+            target = waiting.pop()
+            running.append(FuzzProcess(target, seed, seconds[target], out))
+        ended = connection.wait([process.receiver for process in running])
+        for process in [process for process in running if process.receiver in ended]:
+            running.remove(process)
+            yield process.row()
 
 
 def _in_child(target: Target, seed: int, seconds: float, out: Path, number: Any, sender: Any) -> None:
