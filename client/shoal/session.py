@@ -76,7 +76,7 @@ class Session(JobAccess):
         self.job, self.worker, self._on_error = job, member_id(worker), on_error
         self._coordinator, self._pid = coordinator, os.getpid()
         self._times = StepTimes(clock)
-        self._unsettled: tuple[float, Mapping[str, float]] = (0.0, {})  # weight and metrics of the push in progress
+        self._unsettled: tuple[float, Mapping[str, float]] = (0.0, {})  # samples and metrics of the push in progress
         self._incarnation, self._fenced, self._closed = 0, False, False
         self._lost: errors.ShoalError | None = None  # the error that ended this session
         self._told = False  # whether a call has raised it
@@ -138,6 +138,7 @@ class Session(JobAccess):
         updates: Any = None,
         weight: float = 1.0,
         metrics: Mapping[str, float] | None = None,
+        samples: int | None = None,
     ) -> PushResult:
         """Pushes this step's gradients. They count completely or not at all, and only once.
 
@@ -155,6 +156,7 @@ class Session(JobAccess):
             weight: weight in the mean of a synchronous step, > 0: usually the number of samples.
             metrics: metrics of the step by name, such as {"loss": 0.3}. If there are more than 256, "loss" and the
                 first others are kept.
+            samples: number of samples of the step, for the progress of the job. None means the weight.
 
         Returns:
             The outcome. With backup workers, each server closes its own steps, and "accepted" means that at least one
@@ -165,7 +167,7 @@ class Session(JobAccess):
             InvalidGradient: names, shapes or dtypes do not match, or the weight is not above 0; nothing counts.
             NonFiniteGradient: a gradient contains NaN or Inf; nothing has changed. `skip` the step, or push other
                 values. With overlap, the previous push had them, and its step is skipped. This push is not sent.
-            BadRequest: the weight or a metric is not a number, or `buffers` were pushed before; nothing was sent.
+            BadRequest: the weight, a metric or `samples` is no number, or `buffers` were pushed; nothing was sent.
             Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `pull`.
         """
         weight, as_tree = weight_of(weight), self._inputs.is_tree(gradients)
@@ -174,6 +176,7 @@ class Session(JobAccess):
         )
         new = None if updates is None else self._inputs.updates(updates)
         numbers, cursor = numbers_of(metrics), self._batches.cursor if self._batches else None
+        counted = weight if samples is None else check_count("samples", samples)
         with self._alive():
             with self._times.timed("push"):
                 self._settle()
@@ -183,9 +186,9 @@ class Session(JobAccess):
             self._position.pushed = cursor or self._position.pushed
             self._times.stepped(step)
             if result.outcome == "sent":
-                self._unsettled = weight, numbers
+                self._unsettled = counted, numbers
             else:
-                self._reports.outbox.add_metrics(report_of(result, weight, numbers))
+                self._reports.outbox.add_metrics(report_of(result, counted, numbers))
             return result
 
     def settle(self) -> PushResult | None:

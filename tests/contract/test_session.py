@@ -603,7 +603,7 @@ def test_overlapping_session_gets_the_push_result_later(
         assert session.settle() is None
         for step in range(4):
             np.testing.assert_array_equal(session.pull()["w"], np.full(3, -max(0, step - 1), float))
-            assert session.push(GRADIENT, weight=step + 1, metrics={"loss": step}).outcome == "sent"
+            assert session.push(GRADIENT, samples=step + 1, metrics={"loss": step}).outcome == "sent"
             assert session.step == step + 1
         last = session.settle()
         assert last

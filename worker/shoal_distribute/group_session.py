@@ -11,6 +11,7 @@ import numpy as np
 import shoal
 from shoal import _rpc, errors
 from shoal._numerics import Aggregation
+from shoal._system import check_count
 from shoal.v1 import header_pb2
 from shoal.variables import Variable, variable_from_array
 from shoal_distribute.collectives import Group
@@ -128,6 +129,7 @@ class GroupSession:
         updates: Mapping[str, Any] | None = None,
         weight: float = 1.0,
         metrics: Mapping[str, float] | None = None,
+        samples: int | None = None,
     ) -> shoal.PushResult:
         """Pushes the mean of the gradients of all processes of the group, as one push.
 
@@ -137,12 +139,13 @@ class GroupSession:
                 variable with the aggregation "last", the value of the last process that does not skip the step counts.
             weight: weight of this process's gradients: usually its number of samples.
             metrics: metrics of this process's samples. Their mean is reported.
+            samples: number of this process's samples, for the progress of the job. None means the weight.
 
         Returns:
             The outcome, in all processes.
 
         Raises:
-            BadRequest: the weight of this process is not above 0. Nothing was pushed.
+            BadRequest: the weight of this process is not above 0, or `samples` is below 0. Nothing was pushed.
             InvalidGradient: a process gave gradients that do not fit. Nothing was pushed.
             RankLost: a process of the group has ended.
             RanksDisagree: the processes gave gradients, updates or metrics of other names. Nothing was pushed.
@@ -151,13 +154,15 @@ class GroupSession:
         refused: Exception | None = None
         given: dict[str, np.ndarray] = {}
         numbers: dict[str, float] = {}
+        counted = 0.0
         try:
             numbers = {name: float(it) for name, it in (metrics or {}).items()}
             _check_weight(weight)
+            counted = weight if samples is None else check_count("samples", samples)
             given = self._checked(gradients, trainable=True) | self._checked(updates or {}, trainable=False)
         except Exception as error:  # the others wait for this process: `_joined` tells them, then raises it
             refused, weight = error, 0.0
-        return self._joined(given, numbers, weight, refused)
+        return self._joined(given, numbers, weight, counted, refused)
 
     def skip(self) -> shoal.PushResult:
         """Takes no part in this step, for example because this process's part of a batch is empty.
@@ -167,7 +172,7 @@ class GroupSession:
         Raises:
             InvalidGradient, RankLost, RanksDisagree, ShoalError: see `push`.
         """
-        return self._joined({}, {}, 0.0, None)
+        return self._joined({}, {}, 0.0, 0.0, None)
 
     def batches(self, n_samples: int) -> Iterator[np.ndarray]:
         """Yields this process's part of each batch of the group, until all samples of the job are read.
@@ -242,10 +247,15 @@ class GroupSession:
         self.close()
 
     def _joined(
-        self, given: dict[str, np.ndarray], metrics: dict[str, float], weight: float, refused: Exception | None
+        self,
+        given: dict[str, np.ndarray],
+        metrics: dict[str, float],
+        weight: float,
+        samples: float,
+        refused: Exception | None,
     ) -> shoal.PushResult:
         names: Names = (tuple(sorted(given)), tuple(sorted(metrics)))
-        row = np.array([_checksum(names), weight, refused is not None], np.float64)
+        row = np.array([_checksum(names), weight, refused is not None, samples], np.float64)
         rows = self.group.all_gather(row)
         if rows[:, 2].any():
             raise refused or errors.InvalidGradient(
@@ -266,9 +276,8 @@ class GroupSession:
         found, numbers = self._reduced(names, given, metrics, *shares)
         updates = {name: it for name, it in found.items() if not self._variables[name].trainable}
         whole = {name: found.get(name) for name, it in self._variables.items() if it.trainable}
-        return self._pushed(
-            lambda session: session.push(whole, updates=updates or None, weight=total, metrics=numbers or None)
-        )
+        options: dict[str, Any] = {"weight": total, "metrics": numbers or None, "samples": round(rows[:, 3].sum())}
+        return self._pushed(lambda session: session.push(whole, updates=updates or None, **options))
 
     def _reduced(
         self, names: Names, given: Mapping[str, np.ndarray], metrics: Mapping[str, float], share: float, last: float

@@ -249,12 +249,12 @@ def weight_of(value: float) -> float:
     raise errors.BadRequest(f"weight is {value!r:.200}; give a number, such as the number of samples of the batch")
 
 
-def report_of(result: PushResult, weight: float, metrics: Mapping[str, float]) -> Report:
+def report_of(result: PushResult, samples: float, metrics: Mapping[str, float]) -> Report:
     """Returns the report of one push.
 
     Args:
         result: result of the push.
-        weight: number of samples in the push.
+        samples: number of samples in the push.
         metrics: metrics of the step, by name.
     """
     if result.outcome != "accepted":
@@ -262,7 +262,7 @@ def report_of(result: PushResult, weight: float, metrics: Mapping[str, float]) -
     return Report(
         step=result.step,
         accepted=1,
-        samples=round(weight),
+        samples=round(samples),
         values=metrics,
         staleness={result.staleness: 1},
     )

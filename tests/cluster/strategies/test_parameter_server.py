@@ -160,6 +160,7 @@ def test_fit_equals_one_process(client: shoal.Client, workers: int) -> None:
         for result in pool.map(worker, range(workers)):
             check_equals_one_process(result, all_samples=workers == 1)  # each worker knows the loss of its own
             losses = result[1]
+    assert client.job(f"fit-{workers}").wait(20).progress.samples == 8 * 32
     reports = metrics_of(client, f"fit-{workers}")
     for steps in (np.diff([0, *(it.step for it in own)]) for own in reports.values()):
         assert steps.sum() == 32
@@ -247,6 +248,8 @@ def test_mistakes_are_named(client: shoal.Client) -> None:
         strategy.adopt_optimizer(optim.SGD(0.1))
     with pytest.raises(errors.InvalidOptimizer, match="was not made in the scope"):
         strategy.run(lambda: strategy.apply_gradients(optim.SGD(0.1), [(np.zeros(4), model.weights)]))
+    with strategy.scope(), pytest.raises(errors.WrongContext, match="layer limited has a constraint for its kernel"):
+        keras.layers.Dense(1, kernel_constraint="non_neg", name="limited").build((2,))
     strategy.close()
 
 
@@ -323,6 +326,7 @@ def test_fit_in_a_group_takes_a_last_batch_that_leaves_a_worker_without_samples(
         for own, wanted in zip(found, weights, strict=True):
             np.testing.assert_allclose(own, wanted, rtol=1e-10)
     assert len(metrics_of(client, "few")) == 1
+    assert client.job("few").wait(20).progress.samples == 8 * 9
     [timings] = client.job("few").timings().groups.values()
     assert (len(timings.ranks), timings.ranks[0].calls > 0) == (2, True)  # the other one may have told none yet
 

@@ -91,7 +91,7 @@ class ParameterServerStrategy(Strategy):
         Unreachable: the coordinator did not answer.
     """
 
-    reports_metrics = True
+    reports_metrics, applies_constraints = True, False
 
     def __init__(
         self,
@@ -354,14 +354,14 @@ class ParameterServerStrategy(Strategy):
         if self._joined > 1:  # a group and the servers compute the mean of the workers' gradients; a strategy adds them
             gradients = {name: it * it.dtype.type(self._joined) for name, it in gradients.items()}
         whole = {name: gradients.get(name) for name, it in self._variables.items() if it.trainable}
-        weight = 1 if self._joined > 1 else max(self._metrics.samples, 1)  # gradients of a mean have equal weights
+        weight = 1 if self._joined > 1 else max(self._metrics.samples or 0, 1)  # gradients of a mean: equal weights
         kept, rank = [it for it in self._variables.values() if not it.trainable], self._group.rank if self._group else 0
         if self._consistency.joins_gradients:
             updates = {it.name: it.update(self.local_replicas) for it in kept}
         else:
             updates = {it.name: it.increment(self.local_replicas, self._place.size, rank) for it in kept}
         with self._lock:  # a session is not thread-safe, and another thread may read a variable
-            session.push(whole, updates=updates or None, weight=weight, metrics=self._metrics.joined(self._group))
+            session.push(whole, updates=updates or None, weight=weight, **self._metrics.told(self._group))
             self._values = None
 
     def _open(self, optimizer: optim.Optimizer) -> None:

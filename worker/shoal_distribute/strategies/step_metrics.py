@@ -1,6 +1,7 @@
 """Metrics of a step: what the replicas of a worker report, joined for one push."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +29,17 @@ class StepMetrics:
         self._given[replica] = dict(metrics), samples
 
     @property
-    def samples(self) -> int:
-        """The number of samples of the replicas of this process; 0 if nothing was reported."""
-        return sum(samples for _, samples in self._given.values())
+    def samples(self) -> int | None:
+        """The number of samples of the replicas of this process; None if nothing was reported."""
+        return sum(samples for _, samples in self._given.values()) if self._given else None
+
+    def told(self, group: Group | None) -> dict[str, Any]:
+        """Returns the arguments of a push that show what was reported.
+
+        Args:
+            group: see `joined`.
+        """
+        return {"metrics": self.joined(group), "samples": self.samples}
 
     def joined(self, group: Group | None) -> dict[str, float]:
         """Returns the means over the samples of all replicas, by name; {} if there are none.
