@@ -18,6 +18,8 @@ from shoal._role import process_metrics
 from shoal._training.participant import Report
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_distribute.collectives import GroupTimings, RankTimes
+from shoal_distribute.pipeline.stage_metrics import StageMetrics
+from shoal_distribute.pipeline.timings import PipelineTimings
 from shoal_distribute.rank_metrics import RankMetrics
 from shoal_server.process import Server, ServerConfig
 from shoal_worker.daemon import WorkerConfig
@@ -58,7 +60,7 @@ class Scraped:
 
 @contextmanager
 def roles() -> Iterator[dict[str, Scraped]]:
-    """Yields the scrapes of a coordinator, a server, a worker and a rank."""
+    """Yields the scrapes of a coordinator, a server, a worker, a rank and a pipeline."""
     registries = {role: CollectorRegistry() for role in ("coordinator", "server", "worker")}
     with ExitStack() as running:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # prometheus_client types it not
@@ -83,4 +85,6 @@ def roles() -> Iterator[dict[str, Scraped]]:
         made[0].add(TrainerReport(Report(), {}, {"used": 1, "pool": 2, "limit": 0}))
         registries["rank"] = CollectorRegistry()
         registries["rank"].register(RankMetrics(RankTimes, GroupTimings, int))
+        registries["pipeline"] = CollectorRegistry()
+        registries["pipeline"].register(StageMetrics(lambda: PipelineTimings(0, 0.0, ())))
         yield {role: Scraped.of(generate_latest(registry).decode()) for role, registry in registries.items()}

@@ -12,6 +12,8 @@ from shoal._role import process_metrics
 from shoal._training.participant import Report
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_distribute.collectives import GroupTimings, RankTimes
+from shoal_distribute.pipeline.stage_metrics import StageMetrics
+from shoal_distribute.pipeline.timings import PipelineTimings
 from shoal_distribute.rank_metrics import RankMetrics
 from shoal_server.process import Server, ServerConfig
 from shoal_worker.daemon import WorkerConfig
@@ -39,7 +41,7 @@ class MetricFamily:
 
 
 def families() -> dict[str, list[MetricFamily]]:
-    """Returns the metrics of each role and of a rank by name. Starts a coordinator, a server and a worker."""
+    """Returns the metrics of each role, a rank and a pipeline by name. Starts a coordinator, a server and a worker."""
     registries = {role: CollectorRegistry() for role in ROLES}
     for role, registry in registries.items():
         process_metrics.register_insecure(registry, role, insecure=False)
@@ -54,6 +56,8 @@ def families() -> dict[str, list[MetricFamily]]:
         worker._metrics.add(TrainerReport(Report(), {}, {"used": 1, "pool": 2, "limit": 0}))
         registries["rank"] = CollectorRegistry()
         registries["rank"].register(RankMetrics(RankTimes, GroupTimings, int))
+        registries["pipeline"] = CollectorRegistry()
+        registries["pipeline"].register(StageMetrics(lambda: PipelineTimings(0, 0.0, ())))
         return {role: sorted(_of(registry)) for role, registry in registries.items()}
 
 
@@ -83,8 +87,10 @@ def pages() -> dict[str, str]:
         "Every role serves its metrics at `http://HOST:PORT/metrics`, at the address of `--metrics-listen` (port 7090",
         "in containers). Units are seconds, bytes and versions. No label names a job, a member or a user, so the",
         "number of series does not grow with use. There are also the metrics `process_*` and `python_*` that",
-        "every Python process has. A rank is a process of a `MultiWorkerMirroredStrategy`. It has no endpoint of its",
-        "own: see [Groups of ranks](../../how-to/groups-of-ranks.md#find-the-straggler).",
+        "every Python process has. A rank is a process of a `MultiWorkerMirroredStrategy`, and a pipeline is the",
+        "process of a `PipelineStrategy`. They have no endpoints of their own: see",
+        "[Groups of ranks](../../how-to/groups-of-ranks.md#find-the-straggler) and",
+        "[Pipelines](../../explanation/pipelines.md#find-the-slowest-stage).",
         "[Monitoring](../../how-to/monitoring.md) says how to collect them.",
         "",
     ]

@@ -1,7 +1,7 @@
 """Devices by the names that TensorFlow uses: "/cpu:0", "/gpu:1"."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -102,7 +102,7 @@ def logical_devices(names: Sequence[str] | None) -> tuple[LogicalDevice, ...]:
     """
     if names is None:
         return _all_gpus() or (logical_device("/cpu:0"),)
-    found = tuple(map(logical_device, [names] if isinstance(names, str) else names))
+    found = tuple(map(logical_device, names if isinstance(names, Iterable) and not isinstance(names, str) else [names]))
     if not found:
         raise errors.DeviceUnavailable('devices is empty; give at least one, such as ["/cpu:0"], or None for all')
     twice = sorted({it.name for it in found if [other.name for other in found].count(it.name) > 1})

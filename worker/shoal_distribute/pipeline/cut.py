@@ -1,8 +1,10 @@
 """Cuts of a model into stages, as given or by measured costs (no I/O)."""
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any
 
 from shoal import errors
 from shoal_distribute.keras.names import advice
@@ -18,17 +20,34 @@ _StageCost = Callable[[int, int, int], float]
 class CallCost:
     """What one call of a layer costs for a micro-batch.
 
+    Two calls may keep one array, such as the output of the first. It has the same number in both, and counts once.
+
     Attributes:
         seconds: time of its forward and backward passes.
+        forward_seconds: time of its forward pass, which recomputation repeats.
         fixed_bytes: variables that come with it, their gradients and optimizer slots.
-        saved_bytes: what its forward pass keeps for its backward pass.
-        output_bytes: its output.
+        saved: the bytes of each array that its forward pass keeps for its backward pass, by a number of the array.
+        fed: the bytes of each input of the model that it takes, by the same numbers.
     """
 
     seconds: float
-    fixed_bytes: int
-    saved_bytes: int
-    output_bytes: int
+    forward_seconds: float = 0.0
+    fixed_bytes: int = 0
+    saved: Mapping[int, int] = field(default_factory=dict)
+    fed: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelCosts:
+    """What the calls of a model cost for a micro-batch.
+
+    Attributes:
+        calls: the cost of each call.
+        crossing: for each place, the bytes of each array that crosses it, by the same numbers as in `CallCost`.
+    """
+
+    calls: Sequence[CallCost]
+    crossing: Sequence[Mapping[int, int]]
 
 
 @dataclass(frozen=True)
@@ -68,6 +87,25 @@ class Places:
                     f"connection: the outputs of {', '.join(self.crossing[place])} cross it. Cut elsewhere, or use "
                     "carry_residuals=True"
                 )
+
+
+def checked_cut(cut: Any) -> list[str | int] | None:
+    """Returns a list of names or of numbers, or None for None.
+
+    Raises:
+        BadRequest: it is something else.
+    """
+    if cut is None:
+        return None
+    parts = list(cut) if isinstance(cut, Iterable) and not isinstance(cut, str) else [None]
+    if all(isinstance(it, str) for it in parts):
+        return parts
+    if all(isinstance(it, Integral) and not isinstance(it, bool) for it in parts):
+        return [int(it) for it in parts]
+    raise errors.BadRequest(
+        f"cut is {cut!r:.200}; give a list of names, the first layer of each stage but the first, or a list of the "
+        "number of layers of each stage"
+    )
 
 
 def cut_as_given(places: Places, cut: Sequence[str | int], stages: int) -> list[int]:
@@ -122,33 +160,37 @@ def _by_counts(places: Places, cut: Sequence[int], stages: int) -> list[int]:
 
 
 def cut_by_cost(
-    places: Places, costs: Sequence[CallCost], sent_bytes: Sequence[int], held: Sequence[int], limits: Sequence[float]
+    places: Places, costs: ModelCosts, held: Sequence[int], limits: Sequence[float], *, recompute: bool = False
 ) -> list[int]:
     """Returns the places of the cut whose slowest stage is fastest, by dynamic programming over the calls.
 
     Args:
         places: where the model may be cut.
-        costs: the cost of each call.
-        sent_bytes: the bytes that cross each place.
+        costs: what its calls cost.
         held: for each stage, the number of micro-batches that it holds at most.
         limits: the bytes that each stage may use; infinity means any.
+        recompute: whether a stage keeps only what it receives, and computes its forward pass again.
 
     Raises:
         InvalidLayer: there are more stages than layers, or no cut is allowed.
         LimitExceeded: every cut exceeds a limit. The message names the stage that exceeds it least.
     """
     places.check_stages(len(held))
-    seconds = _sums([it.seconds for it in costs])
-    fixed = _sums([it.fixed_bytes for it in costs])
-    saved = _sums([it.saved_bytes for it in costs])
+    calls = costs.calls
+    seconds = _sums([it.seconds + (it.forward_seconds if recompute else 0) for it in calls])
+    fixed = _sums([it.fixed_bytes for it in calls])
+    received = _bytes_of_parts(costs.crossing, [it.fed for it in calls])
+    saved = _bytes_of_parts(costs.crossing, [{**it.fed, **it.saved} for it in calls])
 
     def need(stage: int, first: int, end: int) -> float:
-        return fixed[end] - fixed[first] + held[stage] * (saved[end] - saved[first])
+        whole = saved[first][end - first]
+        kept = received[first][end - first] if recompute else whole
+        return fixed[end] - fixed[first] + held[stage] * kept + (whole - kept)  # one micro-batch is computed at a time
 
     def time(stage: int, first: int, end: int) -> float:
         if need(stage, first, end) > limits[stage]:
             return float("inf")
-        sent = sent_bytes[end] if end < len(costs) else 0
+        sent = sum(costs.crossing[end].values()) if end < len(calls) else 0
         return seconds[end] - seconds[first] + _SECONDS_PER_BYTE * sent
 
     if (found := _best(places, len(held), time)) is not None:
@@ -159,7 +201,7 @@ def cut_by_cost(
             f"model {places.model} cannot be cut into {len(held)} stages without a cut through a residual connection; "
             "use fewer stages, or carry_residuals=True"
         )
-    bounds = [0, *least, len(costs)]
+    bounds = [0, *least, len(calls)]
     stages = [(need(stage, *part), stage, part) for stage, part in enumerate(itertools.pairwise(bounds))]
     bytes_, stage, (first, end) = max(stages, key=lambda it: it[0] / limits[it[1]])
     raise memory_error(stage, f"{places.names[first]} to {places.names[end - 1]}", bytes_, limits[stage])
@@ -201,9 +243,28 @@ def _best(places: Places, stages: int, cost: _StageCost) -> list[int] | None:
     return None if found is None or found[0] == float("inf") else found[1]
 
 
+def _bytes_of_parts(first: Sequence[Mapping[int, int]], added: Sequence[Mapping[int, int]]) -> list[list[int]]:
+    """Returns the bytes of the arrays of consecutive calls, by the first call and the number of calls.
+
+    Args:
+        first: the arrays that a part has before its first call, for each place.
+        added: the arrays that each call adds. An array that a part has already counts once.
+    """
+    found = []
+    for place, start in enumerate(first):
+        sizes = dict(start)
+        totals = [sum(sizes.values())]
+        for arrays in added[place:]:
+            more = {key: max(size, sizes.get(key, 0)) for key, size in arrays.items()}
+            totals.append(totals[-1] + sum(size - sizes.get(key, 0) for key, size in more.items()))
+            sizes.update(more)
+        found.append(totals)
+    return found
+
+
 def _sums(values: Sequence[float]) -> list[float]:
     """Returns the sum of the first 0, 1, 2, ... values."""
     return [0, *itertools.accumulate(values)]
 
 
-__all__ = ["CallCost", "Places", "cut_as_given", "cut_by_cost", "memory_error"]
+__all__ = ["CallCost", "ModelCosts", "Places", "checked_cut", "cut_as_given", "cut_by_cost", "memory_error"]

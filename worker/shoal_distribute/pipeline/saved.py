@@ -14,10 +14,20 @@ def saved_bytes(holders: Iterable[Any], apart_from: Iterable[Array]) -> int:
     """Returns the bytes of all arrays that objects hold. Views of one array count once, as the largest of them.
 
     Args:
+        holders: see `saved_arrays`.
+        apart_from: see `saved_arrays`.
+    """
+    return sum(saved_arrays(holders, apart_from).values())
+
+
+def saved_arrays(holders: Iterable[Any], apart_from: Iterable[Array]) -> dict[int, int]:
+    """Returns the bytes of each array that objects hold, by `memory_id`. A view stands for the array that it shows.
+
+    Args:
         holders: arrays, and pullbacks, which hold arrays in their closures.
         apart_from: arrays that do not count, such as the values of variables.
     """
-    ignored = {id(_memory_of(it)) for it in apart_from}
+    ignored = {memory_id(it) for it in apart_from}
     sizes: dict[int, int] = {}
     seen: set[int] = set()
     todo: list[Any] = list(holders)
@@ -27,12 +37,12 @@ def saved_bytes(holders: Iterable[Any], apart_from: Iterable[Array]) -> int:
             continue
         seen.add(id(found))
         if hasattr(found, "nbytes") and hasattr(found, "shape"):
-            memory = id(_memory_of(found))
+            memory = memory_id(found)
             if memory not in ignored:
                 sizes[memory] = max(sizes.get(memory, 0), int(found.nbytes))
         else:
             todo += _held_by(found)
-    return sum(sizes.values())
+    return sizes
 
 
 def _held_by(found: Any) -> list[Any]:
@@ -58,11 +68,11 @@ def _held_by(found: Any) -> list[Any]:
     return held if own is None or isinstance(own, type) else [*held, own, getattr(found, "__func__", None)]
 
 
-def _memory_of(array: Array) -> Array:
-    """Returns the array whose memory a view shows."""
+def memory_id(array: Array) -> int:
+    """Returns the id of the array whose memory this array shows. It is valid as long as the array exists."""
     while getattr(array, "base", None) is not None and hasattr(array.base, "nbytes"):
         array = array.base
-    return array
+    return id(array)
 
 
-__all__ = ["saved_bytes"]
+__all__ = ["memory_id", "saved_arrays", "saved_bytes"]

@@ -92,8 +92,8 @@ def schedule_of(name: str) -> StageSchedule:
     Raises:
         BadRequest: there is no such schedule.
     """
-    if name not in SCHEDULES:
-        raise errors.BadRequest(f"schedule is {name!r}; use {' or '.join(map(repr, SCHEDULES))}")
+    if not isinstance(name, str) or name not in SCHEDULES:
+        raise errors.BadRequest(f"schedule is {name!r:.200}; use {' or '.join(map(repr, SCHEDULES))}")
     return SCHEDULES[name]
 
 

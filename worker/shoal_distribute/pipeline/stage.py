@@ -74,7 +74,8 @@ class ModelStage:
         self.peak_bytes = self.peak_held = 0
         self._kept: dict[int, _Kept] = {}
         self._shapes: list[Any] = []  # of what the first micro-batch of the step received
-        self._saved: dict[Any, int] = {}  # by the shapes of a micro-batch: bytes that its pullbacks hold
+        # By the variables that get gradients, and the shapes of a micro-batch: bytes that its pullbacks hold.
+        self._saved: dict[Any, int] = {}
 
     def begin(self, plan: StepPlan) -> None:
         """Begins a training step."""
@@ -207,7 +208,7 @@ class ModelStage:
     def _account(self, kept: _Kept) -> None:
         """Counts the bytes that are kept, and checks the limit."""
         assert kept.tape is not None
-        key = tuple(it.array.shape for it in kept.inputs.values())
+        key = self._plan.trained, *(it.array.shape for it in kept.inputs.values())
         given = [it.array for it in kept.inputs.values()]
         if key not in self._saved:
             own = [it.values[0] for it in self.part.variables]

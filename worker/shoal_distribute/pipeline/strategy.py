@@ -1,13 +1,17 @@
 """PipelineStrategy: a model in stages, each on a device of its own."""
 
+import math
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
 from typing import Any, cast
 
 import numpy as np
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from shoal import errors, optim
+from shoal._system import check_count
 from shoal.program import Array
 from shoal_distribute.cross_device_ops import RingAllReduce
 from shoal_distribute.devices import LogicalDevice, logical_devices
@@ -17,11 +21,12 @@ from shoal_distribute.keras.models.sequential import Sequential
 from shoal_distribute.keras.tensor import Tensor
 from shoal_distribute.local_optimizers import slots_of
 from shoal_distribute.pipeline.costs import measured_costs
-from shoal_distribute.pipeline.cut import Places, cut_as_given, cut_by_cost
+from shoal_distribute.pipeline.cut import Places, checked_cut, cut_as_given, cut_by_cost
 from shoal_distribute.pipeline.graph import Graph
 from shoal_distribute.pipeline.links import settle
 from shoal_distribute.pipeline.model_stages import PipelinedModel, PipelineSettings, check_samples
 from shoal_distribute.pipeline.schedules import schedule_of, split_of
+from shoal_distribute.pipeline.stage_metrics import StageMetrics
 from shoal_distribute.pipeline.stage_optimizers import StageOptimizers
 from shoal_distribute.pipeline.stage_threads import StageThreads
 from shoal_distribute.pipeline.timings import PipelineTimings
@@ -80,15 +85,14 @@ class PipelineStrategy(Strategy):
     ) -> None:
         self.stage_devices = _stage_devices(devices, stages)
         super().__init__(self.stage_devices[:1], RingAllReduce())
-        if micro_batches < 1:
-            raise errors.BadRequest(f"micro_batches is {micro_batches}; it must be 1 or more")
+        check_count("micro_batches", micro_batches, 1)
         limits = _limits(memory_limit, len(self.stage_devices))
         self._settings = PipelineSettings(self.stage_devices, micro_batches, schedule_of(schedule), recompute, limits)
-        self._cut, self._carries = cut, carry_residuals
+        self._cut, self._carries = checked_cut(cut), carry_residuals
         self._stage_threads = StageThreads(self.stage_devices)
         self._optimizers = StageOptimizers(self.stage_devices, self._stage_threads)
         self._models: weakref.WeakKeyDictionary[Model, PipelinedModel] = weakref.WeakKeyDictionary()
-        self._trained: PipelinedModel | None = None
+        self._trained: Callable[[], PipelinedModel | None] = lambda: None  # the model that was trained last
 
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
         return StageVariable(self, name, initial, trainable=trainable)
@@ -103,18 +107,29 @@ class PipelineStrategy(Strategy):
         if known is None or not known.graph.is_of(model):
             known = self._models[model] = self._pipelined(model, x)
         if optimizer is not None:
-            known.slots, self._trained = slots_of(optimizer), known
+            known.slots, self._trained = slots_of(optimizer), weakref.ref(known)
         return known
 
     def timings(self) -> PipelineTimings:
         """Returns where the time of the training steps has gone, for the model that was trained last.
 
         Raises:
-            BadRequest: no model has been trained.
+            BadRequest: no model has been trained, or the model does not exist any more.
         """
-        if self._trained is None or not self._trained.steps:
-            raise errors.BadRequest("no model of this strategy has taken a training step; call fit first")
-        return self._trained.timings()
+        if (found := self._known_timings()) is None:
+            raise errors.BadRequest(
+                "no model of this strategy has taken a training step, or it does not exist any more; call fit first, "
+                "and keep the model"
+            )
+        return found
+
+    def register_metrics(self, registry: CollectorRegistry = REGISTRY) -> None:
+        """Adds the metrics of the stages, `shoal_pipeline_*`, to a registry that the script serves.
+
+        Args:
+            registry: the registry. The default is that of `prometheus_client.start_http_server`.
+        """
+        registry.register(StageMetrics(lambda: self._known_timings() or PipelineTimings(0, 0.0, ())))
 
     def iterations(self, optimizer: optim.Optimizer) -> int:
         return self._optimizers.states.of(optimizer).version
@@ -171,9 +186,20 @@ class PipelineStrategy(Strategy):
             return []
         given = model.checked_inputs(given)
         samples = split_of(len(given[0]), min(len(given[0]), settings.micro_batches))[0]
-        costs, sent = measured_costs(graph, [Tensor(it.array[samples]) for it in given], slots, self._settled_clock)
+        trained = set(map(id, model.trainable_variables))
+        costs = measured_costs(
+            graph,
+            [Tensor(it.array[samples]) for it in given],
+            lambda variable: 2 + slots if id(variable) in trained else 1,
+            self._settled_clock,
+        )
         held = [settings.schedule.held(stage, stages, settings.micro_batches) for stage in range(stages)]
-        return cut_by_cost(places, costs, sent, held, settings.limits)
+        return cut_by_cost(places, costs, held, settings.limits, recompute=settings.recompute)
+
+    def _known_timings(self) -> PipelineTimings | None:
+        """Returns the timings of the model that was trained last; None if there is none, or if it was freed."""
+        trained = self._trained()
+        return trained.timings() if trained and trained.steps else None
 
     def _settled_clock(self) -> float:
         settle(self.devices[0])
@@ -187,8 +213,8 @@ def _stage_devices(devices: Sequence[str] | None, stages: int | None) -> tuple[L
         if stages not in {None, len(found)}:
             raise errors.BadRequest(f"stages is {stages}, but there are {len(found)} devices; give one of the two")
         return found
-    if stages is not None and stages < 1:
-        raise errors.BadRequest(f"stages is {stages}; it must be 1 or more")
+    if stages is not None:
+        check_count("stages", stages, 1)
     found = logical_devices(None)
     if stages is None:
         return found
@@ -202,14 +228,15 @@ def _stage_devices(devices: Sequence[str] | None, stages: int | None) -> tuple[L
     return found[:stages]
 
 
-def _limits(given: int | Sequence[int] | None, stages: int) -> list[float]:
+def _limits(given: Any, stages: int) -> list[float]:
     """Returns the bytes that each stage may hold."""
     if given is None:
         return [float("inf")] * stages
-    limits = [float(given)] * stages if isinstance(given, int) else [float(it) for it in given]
-    if len(limits) != stages or min(limits) <= 0:
+    each = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given] * stages
+    limits = [float(it) if isinstance(it, Real) and not isinstance(it, bool) else math.nan for it in each]
+    if len(limits) != stages or not all(it > 0 for it in limits):
         raise errors.BadRequest(
-            f"memory_limit is {given}; give a number of bytes above 0, or one for each of {stages} devices"
+            f"memory_limit is {given!r:.200}; give a number of bytes above 0, or one for each of {stages} devices"
         )
     return limits
 

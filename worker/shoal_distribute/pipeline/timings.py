@@ -30,7 +30,7 @@ class StageTimings:
 
 @dataclass(frozen=True)
 class PipelineTimings:
-    """What all stages did in the training steps so far, without the updates by the optimizer.
+    """What all stages did in the training steps so far, without the updates by the optimizer. `str` makes a table.
 
     Attributes:
         steps: number of training steps.
@@ -52,6 +52,16 @@ class PipelineTimings:
     def slowest(self) -> StageTimings:
         """The stage that computed longest."""
         return max(self.stages, key=lambda stage: stage.compute_s)
+
+    def __str__(self) -> str:
+        rows = ["stage   compute      wait   MB at most   held   device   layers   (seconds of all steps)"]
+        rows += [
+            f"{it.stage:5}{it.compute_s:10.3f}{it.wait_s:10.3f}{it.peak_bytes / 1e6:13.2f}{it.peak_held:7}   "
+            f"{it.device}   {it.layers[0]} to {it.layers[-1]}"
+            for it in self.stages
+        ]
+        waited = f"{self.steps} steps, bubble {self.bubble:.3f}; stage {self.slowest.stage} is the slowest"
+        return "\n".join([*rows, waited])
 
 
 __all__ = ["PipelineTimings", "StageTimings"]

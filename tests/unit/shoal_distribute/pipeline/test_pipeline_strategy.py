@@ -363,6 +363,12 @@ def test_a_model_with_a_call_of_its_own_is_refused() -> None:
         ({"micro_batches": 0}, "micro_batches is 0"),
         ({"devices": ["/cpu:0", "/cpu:1"], "stages": 3}, "stages is 3, but there are 2 devices"),
         ({"stages": 2, "memory_limit": [100]}, "one for each of 2 devices"),
+        ({"stages": 2, "memory_limit": "1 GB"}, "memory_limit is '1 GB'; give a number of bytes above 0"),
+        ({"stages": 2, "memory_limit": [100, None]}, r"memory_limit is \[100, None\]; give a number of bytes above 0"),
+        ({"stages": 2, "micro_batches": 2.5}, "micro_batches is 2.5; it must be a whole number, 1 or more"),
+        ({"stages": "2"}, "stages is '2'; it must be a whole number, 1 or more"),
+        ({"stages": 2, "schedule": ["gpipe"]}, "schedule is .*; use 'gpipe' or '1f1b'"),
+        ({"stages": 2, "cut": "dense"}, "cut is 'dense'; give a list of names"),
     ],
 )
 def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -377,3 +383,7 @@ def test_timings_have_the_stages_and_the_bubble() -> None:
     assert timings.slowest in timings.stages
     assert 0 <= timings.bubble < 1
     assert all(it.compute_s + it.wait_s == pytest.approx(timings.seconds) for it in timings.stages)
+    lines = str(timings).splitlines()
+    assert len(lines) == 4
+    assert "dense_2 to dense_3" in lines[2]
+    assert lines[3].endswith(f"stage {timings.slowest.stage} is the slowest")

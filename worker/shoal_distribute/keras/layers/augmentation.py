@@ -202,7 +202,8 @@ class RandomContrast(ImageAugmentation):
     """Multiplies the distances of an image from the mean of each channel by a random factor.
 
     Args:
-        factor: how far below and above 1 the factor may be. One number means above 1 only, as in Keras.
+        factor: how far below and above 1 the factor may be. One number means above 1 only, as in Keras. One number, and
+            the second of two, must be 0 or more.
         value_range: lowest and highest value of the result.
         seed: see `RandomFlip`.
         **kwargs: see `Layer`.
@@ -246,13 +247,14 @@ def _bounds(layer: str, name: str, factor: Any, lowest: float = -1) -> LowHigh:
         layer: name of the layer's class.
         name: name of the argument.
         factor: two numbers, or one for both directions.
-        lowest: what one number is never below.
+        lowest: what one number, and the second of two, must not be below, as in Keras.
     """
     given = list(factor) if isinstance(factor, Sequence) and not isinstance(factor, str) else [factor]
-    if len(given) > 2 or not given or not all(isinstance(it, int | float) and -1 <= it <= 1 for it in given):
-        raise errors.InvalidLayer(
-            f"{layer}: {name} is {factor!r}; give a number, or two, from {lowest:g} to 1", kind=layer
-        )
+    is_valid = 1 <= len(given) <= 2 and all(isinstance(it, int | float) and -1 <= it <= 1 for it in given)
+    if not is_valid or given[-1] < lowest:
+        exact = f"give a number from {lowest:g} to 1, or two from -1 to 1, the second from {lowest:g}"
+        allowed = exact if lowest > -1 else "give a number, or two, from -1 to 1"
+        raise errors.InvalidLayer(f"{layer}: {name} is {factor!r}; {allowed}", kind=layer)
     if len(given) == 2:
         return min(given), max(given)
     return max(-abs(given[0]), lowest), abs(given[0])

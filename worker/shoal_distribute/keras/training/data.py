@@ -120,20 +120,47 @@ def divided(batch: BatchTuple, strategy: Strategy, *, between_processes: bool = 
     The samples keep their order: the first replica gets the first ones. A part may be empty.
 
     Args:
-        batch: the batch. If it is divided already, it is returned as it is.
+        batch: the batch. If it is divided already, it is returned as it is. Lists of numbers become arrays.
         strategy: the strategy.
         between_processes: whether processes that train in step have the same batch, and each takes its replicas' parts.
             Otherwise the batch is for this process alone.
+
+    Raises:
+        InvalidData: a list is neither one of arrays nor one of numbers.
     """
+    if any(isinstance(part, PerReplica) for part in batch):
+        return batch
+    batch = tuple(map(arrays_of, batch))  # type: ignore[assignment] # three of them
     local = strategy.local_replicas
     count = local * (strategy.input_pipelines if between_processes else 1)
-    if count == 1 or any(isinstance(part, PerReplica) for part in batch):
+    if count == 1:
         return batch
     first, size, parts = strategy.input_pipeline_id * local if between_processes else 0, samples_of(batch), []
     for replica in range(first, first + local):
         chosen = slice(size * replica // count, size * (replica + 1) // count)
         parts.append([_picked(part, chosen) for part in batch])
     return tuple(parts[0]) if local == 1 else tuple(map(PerReplica, zip(*parts, strict=True)))
+
+
+def arrays_of(part: Any) -> Any:
+    """Returns a part of a batch: a list if it has several arrays, and one array for a list of numbers.
+
+    Raises:
+        InvalidData: a list has neither, or its rows differ in length.
+    """
+    if not isinstance(part, list | tuple):
+        return part
+    if part and all(hasattr(it, "dtype") and np.ndim(it) for it in part):
+        return list(part)
+    try:
+        found = np.asarray(part)
+    except ValueError:
+        found = np.asarray(None)
+    if found.dtype.kind not in "biuf":
+        raise errors.InvalidData(
+            "a batch has a list that is neither one of arrays nor one of numbers, with rows of one length; give arrays"
+        )
+    return found
 
 
 def samples_of(batch: Any) -> int:
@@ -187,6 +214,7 @@ __all__ = [
     "ArrayBatches",
     "BatchTuple",
     "BatchesOf",
+    "arrays_of",
     "check_batch_size",
     "divided",
     "samples_of",

@@ -14,7 +14,7 @@ from shoal_distribute.keras.tape import GradientTape
 from shoal_distribute.keras.tensor import Tensor
 from shoal_distribute.keras.training import loops
 from shoal_distribute.keras.training.callback import History
-from shoal_distribute.keras.training.data import divided, samples_of, unpacked
+from shoal_distribute.keras.training.data import arrays_of, divided, samples_of, unpacked
 from shoal_distribute.keras.training.penalties import added_up, gradients_without_samples, share_of
 from shoal_distribute.keras.training.sources import BatchSource, source_of, validation_of
 from shoal_distribute.keras.training.staged import StagedTrainer
@@ -307,7 +307,7 @@ class Trainer(StagedTrainer):
 
     def predict_on_batch(self, x: Any) -> Any:
         """Returns the outputs for one batch, on the host."""
-        return self.predict(x, batch_size=samples_of((x,)), verbose=0)
+        return self.predict(given := arrays_of(x), batch_size=samples_of((given,)), verbose=0)
 
     def _outputs_of(self, x: Any, *, training: bool) -> Any:
         stages = None if training else self.strategy.stages_of(self, x)
