@@ -1,4 +1,4 @@
-"""Generator of keras.json: values of Keras' layers, losses, metrics, optimizers and schedules, and its defaults.
+"""Generator of keras.json: values of Keras' layers, losses, metrics, optimizers and the like, and its defaults.
 
     pip install keras==3.15.1 jax==0.10.2 numpy && PYTHONPATH=tests python tests/golden/make_keras.py
 
@@ -35,6 +35,10 @@ def main() -> None:
         "optimizers": {name: optimizer(name) for name in cases.OPTIMIZERS},
         "schedules": {
             name: [float(build(keras)(step)) for step in range(12)] for name, build in cases.SCHEDULES.items()
+        },
+        "constraints": {
+            name: build(keras)(jnp.array(cases.drawn(name, shape)))
+            for name, (build, shape) in cases.CONSTRAINTS.items()
         },
         "defaults": defaults(),
     }

@@ -36,6 +36,7 @@ MODULES = (
     "shoal_distribute.keras.applications",
     "shoal_distribute.keras.callbacks",
     "shoal_distribute.keras.config",
+    "shoal_distribute.keras.constraints",
     "shoal_distribute.keras.datasets",
     "shoal_distribute.keras.datasets.cifar10",
     "shoal_distribute.keras.initializers",

@@ -22,6 +22,7 @@ class Replicated(Protocol):
     is_default: bool
     first_replica: int
     keeps_split_variables: bool
+    applies_constraints: bool
 
     @property
     def local_replicas(self) -> int:

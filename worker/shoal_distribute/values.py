@@ -96,11 +96,16 @@ class DistributedVariable(ABC):
         name: its name.
         initial: its initial value, which gives its shape and dtype.
         trainable: whether it gets gradients.
+
+    Attributes:
+        constraint: returns the values that replace those of an update; None keeps them. Strategies whose servers update
+            the variables do not apply it.
     """
 
     def __init__(self, strategy: Replicated, name: str, initial: np.ndarray, *, trainable: bool) -> None:
         self.strategy, self.name, self.trainable = strategy, name, trainable
         self.shape, self.dtype = initial.shape, initial.dtype
+        self.constraint: Callable[[Array], Array] | None = None
 
     @property
     @abstractmethod
@@ -123,6 +128,25 @@ class DistributedVariable(ABC):
             device: the device of the replica.
         """
         return device.put(given).astype(self.dtype, copy=False)
+
+    def constrain(self, value: Array) -> None:
+        """Applies the constraint, if there is one. Strategies call it after each update.
+
+        Args:
+            value: the array that the optimizer has updated. It is changed in place.
+
+        Raises:
+            InvalidShape: the constraint returns another shape.
+        """
+        if self.constraint is None:
+            return
+        found = self.constraint(value)
+        if found.shape != value.shape:
+            raise errors.InvalidShape(
+                f"the constraint of variable {self.name} returned the shape {found.shape}, not {value.shape}; return "
+                "an array of the same shape"
+            )
+        value[...] = found
 
     def assign(self, value: Any) -> None:
         """Sets the value.

@@ -186,8 +186,21 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
     "cosine": lambda k: k.optimizers.schedules.CosineDecay(0.1, 8, alpha=0.1),
     "polynomial": lambda k: k.optimizers.schedules.PolynomialDecay(0.1, 8),
 }
+CONSTRAINTS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
+    "largest norm": (lambda k: k.constraints.MaxNorm(), (9, 4)),
+    "largest norm of filters": (lambda k: k.constraints.MaxNorm(0.8, axis=[0, 1, 2]), (2, 2, 3, 4)),
+    "by name": (lambda k: k.constraints.get("max_norm"), (30,)),
+    "not negative": (lambda k: k.constraints.get("NonNeg"), (3, 4)),
+    "norm of 1": (lambda k: k.constraints.UnitNorm(axis=1), (3, 4)),
+    "bounded norm": (lambda k: k.constraints.MinMaxNorm(), (9, 4)),
+    "bounded norm, slowly": (lambda k: k.constraints.min_max_norm(1.5, 2.0, rate=0.3), (9, 4)),
+    "by dict": (
+        lambda k: k.constraints.get({"class_name": "MinMaxNorm", "config": {"min_value": 2.0, "max_value": 3.0}}),
+        (9, 4),
+    ),
+}
 # Modules whose classes have the defaults of Keras.
-DEFAULTS = ("layers", "losses", "metrics", "optimizers", "callbacks", "regularizers")
+DEFAULTS = ("layers", "losses", "metrics", "optimizers", "callbacks", "regularizers", "constraints")
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -5,7 +5,7 @@ from typing import Any
 
 from shoal import errors, initializers
 from shoal.initializers import Initializer
-from shoal_distribute.keras.names import named
+from shoal_distribute.keras.names import made_of, named
 
 
 def Zeros() -> Initializer:
@@ -90,13 +90,15 @@ _BY_NAME: dict[str, Callable[..., Initializer]] = {
     "he_uniform": HeUniform,
     "he_normal": HeNormal,
 }
+_BY_NAME |= {make.__name__: make for make in _BY_NAME.values()}
 
 
 def get(identifier: Any) -> Initializer:
     """Returns the initializer of this name, or the initializer itself.
 
     Args:
-        identifier: a name such as "glorot_uniform", an initializer, or a dict that `serialized` returned.
+        identifier: a name such as "glorot_uniform", an initializer, a dict such as {"class_name": "Constant", "config":
+            {"value": 0.1}}, or one that `serialized` returned.
 
     Raises:
         BadRequest: there is no such initializer. The message has the nearest name.
@@ -104,6 +106,8 @@ def get(identifier: Any) -> Initializer:
     if isinstance(identifier, Initializer):
         return identifier
     if isinstance(identifier, dict):
+        if "name" not in identifier:
+            return made_of("initializer", identifier, _BY_NAME)
         parameters = {name: value for name, value in identifier.items() if name != "name"}
         kinds = {kind.name: kind for kind in _kinds()}
         return named("initializer", identifier["name"], kinds)(**parameters)
@@ -118,7 +122,7 @@ def serialized(initializer: Initializer) -> dict[str, Any]:
 
 
 def _kinds() -> list[type[Initializer]]:
-    return [type(make()) for make in _BY_NAME.values()]
+    return [type(make()) for make in set(_BY_NAME.values())]
 
 
 __all__ = [

@@ -42,6 +42,26 @@ def named(kind: str, name: str, table: Mapping[str, T]) -> T:
     return table[name]
 
 
+def made_of(kind: str, description: Mapping[str, Any], table: Mapping[str, Callable[..., T]]) -> T:
+    """Returns the object that Keras' dict form describes, such as {"class_name": "L2", "config": {"l2": 0.01}}.
+
+    Args:
+        kind: what the names stand for, for the message.
+        description: the dict. Its other entries, such as "module", are ignored.
+        table: the classes, by name.
+
+    Raises:
+        BadRequest: the dict has another form, or there is no such class.
+    """
+    name, config = description.get("class_name"), description.get("config")
+    if not isinstance(name, str) or not isinstance(config, Mapping | None):
+        raise errors.BadRequest(
+            f"a {kind} is {dict(description)!r:.200}; give its name, an object, or a dict such as "
+            f'{{"class_name": {next(iter(table))!r}, "config": {{}}}}'
+        )
+    return named(kind, name, table)(**(config or {}))
+
+
 class Advising:
     """Base class whose subclasses answer an unknown argument of their constructor with the nearest name.
 
@@ -122,4 +142,4 @@ def forget_names() -> None:
         _counts.clear()
 
 
-__all__ = ["Advising", "advice", "forget_names", "named", "snake_case", "unique_name"]
+__all__ = ["Advising", "advice", "forget_names", "made_of", "named", "snake_case", "unique_name"]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal import errors
-from shoal_distribute.keras.names import Advising, named
+from shoal_distribute.keras.names import Advising, made_of, named
 from shoal_distribute.keras.tensor import Tensor, recorded
 from shoal_worker.arrays import namespace_of
 
@@ -95,7 +95,8 @@ def get(identifier: Any) -> Callable[[Tensor], Tensor] | None:
 
     Args:
         identifier: None, a name such as "l2", an object or a class of this module, a function that takes a `Tensor` and
-            returns the penalty, or a dict that `serialized` returned.
+            returns the penalty, a dict such as {"class_name": "L2", "config": {"l2": 0.01}}, or one that `serialized`
+            returned.
 
     Raises:
         BadRequest: there is no such regularizer. The message has the nearest name.
@@ -103,6 +104,8 @@ def get(identifier: Any) -> Callable[[Tensor], Tensor] | None:
     if identifier is None:
         return None
     if isinstance(identifier, dict):
+        if "name" not in identifier:
+            return made_of("regularizer", identifier, _BY_NAME)
         parameters = {name: value for name, value in identifier.items() if name != "name"}
         return named("regularizer", identifier["name"], _BY_NAME)(**parameters)
     if isinstance(identifier, str):

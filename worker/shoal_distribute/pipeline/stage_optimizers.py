@@ -52,7 +52,14 @@ class StageOptimizers:
         square = math.fsum(
             self._threads.run(strategy, [partial(it.square_of, part) for it, part in zip(own, means, strict=True)])
         )
-        self._threads.run(strategy, [partial(it.update, part, square) for it, part in zip(own, means, strict=True)])
+
+        def changed(stage: int) -> None:
+            own[stage].update(means[stage], square)
+            for variable, _ in gradients:
+                if variable.stage == stage:
+                    variable.constrain(variable.values[0])
+
+        self._threads.run(strategy, [partial(changed, stage) for stage in stages])
 
     def arrays(self, optimizer: optim.Optimizer) -> dict[str, np.ndarray]:
         """Returns copies of the slots by "variable/slot", on the host."""

@@ -42,11 +42,13 @@ class Strategy(InputSurface, TrainingHooks):
         is_default: whether it is the strategy that is in use outside of any scope.
         first_replica: number of this process's first replica among those of all processes.
         keeps_split_variables: whether layers may split their variables over devices: with one replica in one process.
+        applies_constraints: whether it applies constraints of variables after updates.
     """
 
     devices: tuple[LogicalDevice, ...]
     is_default = False
     keeps_split_variables = False
+    applies_constraints = True
     _group: Group | None = None  # of the processes whose values `reduce` and `gather` join
 
     def __init__(self, devices: Sequence[LogicalDevice], ops: CrossDeviceOps) -> None:

@@ -82,6 +82,8 @@ class CentralStorageStrategy(LocalStrategy):
                 (it.name, it.values[0], place.put(gradient)) for it, gradient in zip(variables, joined, strict=True)
             ]
             self._states.of(optimizer).update(parts)
+            for variable in variables:
+                variable.constrain(variable.values[0])
             replica.device.activate()
         replica.exchange("the end of apply_gradients", None)  # the others read the new values
 

@@ -53,6 +53,8 @@ class MirroredStrategy(LocalStrategy):
     ) -> None:
         parts = [(it.name, it.storage(), gradient) for it, gradient in zip(variables, arrays, strict=True)]
         self._states.of(optimizer, replica.local_replica).update(parts)
+        for variable, (_, value, _) in zip(variables, parts, strict=True):
+            variable.constrain(value)
 
 
 class OneDeviceStrategy(MirroredStrategy):

@@ -104,6 +104,12 @@ def test_schedules(name: str) -> None:
     check_close([schedule(step) for step in range(12)], GOLDEN["schedules"][name], name)
 
 
+@pytest.mark.parametrize("name", cases.CONSTRAINTS)
+def test_constraints(name: str) -> None:
+    build, shape = cases.CONSTRAINTS[name]
+    check_close(build(keras)(cases.drawn(name, shape)), GOLDEN["constraints"][name], name)
+
+
 @pytest.mark.parametrize("module", cases.DEFAULTS)
 def test_defaults(module: str) -> None:
     compared = 0
@@ -119,4 +125,4 @@ def test_defaults(module: str) -> None:
             ours = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
             assert ours == theirs[parameter.name], f"{key}: {parameter.name}"
             compared += 1
-    assert compared > (3 if module == "regularizers" else 5)
+    assert compared > ({"regularizers": 3, "constraints": 6}.get(module, 5))

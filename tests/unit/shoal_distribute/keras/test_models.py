@@ -19,7 +19,8 @@ IMAGES = np.random.default_rng(0).normal(size=(6, 4, 4, 2)).astype(np.float32)
 
 def branched() -> keras.Model:
     inputs = keras.Input((4, 4, 2))
-    x = keras.layers.Conv2D(3, 3, padding="same", use_bias=False, kernel_initializer="he_normal")(inputs)
+    options: Any = {"kernel_initializer": "he_normal", "kernel_constraint": keras.constraints.MaxNorm(3, (0, 1, 2))}
+    x = keras.layers.Conv2D(3, 3, padding="same", use_bias=False, **options)(inputs)
     x = keras.layers.Activation(keras.activations.relu)(keras.layers.BatchNormalization()(x))
     y = keras.layers.DepthwiseConv2D(3, padding="same", depth_multiplier=1)(x)
     merged = keras.layers.Concatenate()([keras.layers.Add()([x, y]), x])
@@ -289,6 +290,8 @@ def test_variables_are_those_of_the_scope() -> None:
         (lambda: keras.layers.RandomFlip("horizontl"), errors.InvalidLayer, "did you mean 'horizontal'"),
         (lambda: keras.layers.RandomRotation(2.0), errors.InvalidLayer, "factor is 2.0; give a number, or two"),
         (lambda: keras.layers.RandomZoom(0.1, fill_mode="edge"), errors.InvalidLayer, "fill_mode is 'edge'"),
+        (lambda: keras.layers.RandomContrast(-0.1), errors.InvalidLayer, "factor is -0.1; give a number from 0 to 1"),
+        (lambda: keras.layers.RandomContrast((-0.3, -0.1)), errors.InvalidLayer, "the second from 0"),
         (lambda: keras.layers.RandomContrast(0.1, value_range=1), errors.InvalidLayer, "value_range is 1; give two"),  # type: ignore[arg-type]
         (lambda: keras.layers.RandomCrop(2, 2, data_format="channels_first"), errors.InvalidLayer, "channels_first"),
         (lambda: keras.layers.Softmax(axis=1), errors.InvalidLayer, "the axis must be -1"),

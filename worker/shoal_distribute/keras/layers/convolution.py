@@ -6,6 +6,7 @@ import shoal_nn
 from shoal import errors
 from shoal_distribute.keras.layers.base import Shape
 from shoal_distribute.keras.layers.core import ActivatedLayer, check_channels_last
+from shoal_distribute.keras.layers.core_layer import WeightArguments
 
 SizePair = int | tuple[int, int]
 PaddingName = Literal["same", "valid"]
@@ -29,6 +30,8 @@ class Conv2D(ActivatedLayer):
         kernel_regularizer: name, object or function; None means none.
         bias_regularizer: as `kernel_regularizer`.
         activity_regularizer: see `Layer`.
+        kernel_constraint: name, object or function; None means none.
+        bias_constraint: as `kernel_constraint`.
         **kwargs: see `Layer`.
     """
 
@@ -48,11 +51,13 @@ class Conv2D(ActivatedLayer):
         kernel_regularizer: Any = None,
         bias_regularizer: Any = None,
         activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
         **kwargs: Any,
     ) -> None:
-        kwargs["activity_regularizer"] = activity_regularizer
-        penalties = kernel_regularizer, bias_regularizer
-        super().__init__(activation, kernel_initializer, bias_initializer, penalties, **kwargs)
+        kernel = WeightArguments(kernel_initializer, kernel_regularizer, kernel_constraint)
+        bias = WeightArguments(bias_initializer, bias_regularizer, bias_constraint)
+        super().__init__(activation, kernel, bias, activity_regularizer=activity_regularizer, **kwargs)
         check_windows("Conv2D", padding, data_format, dilation_rate)
         self._layer = shoal_nn.Conv2D(
             filters, groups=groups, window=pair(kernel_size), strides=pair(strides), padding=padding, bias=use_bias
@@ -79,6 +84,8 @@ class DepthwiseConv2D(ActivatedLayer):
         depthwise_regularizer: name, object or function; None means none.
         bias_regularizer: as `depthwise_regularizer`.
         activity_regularizer: see `Layer`.
+        depthwise_constraint: name, object or function; None means none.
+        bias_constraint: as `depthwise_constraint`.
         **kwargs: see `Layer`.
     """
 
@@ -97,11 +104,13 @@ class DepthwiseConv2D(ActivatedLayer):
         depthwise_regularizer: Any = None,
         bias_regularizer: Any = None,
         activity_regularizer: Any = None,
+        depthwise_constraint: Any = None,
+        bias_constraint: Any = None,
         **kwargs: Any,
     ) -> None:
-        kwargs["activity_regularizer"] = activity_regularizer
-        penalties = depthwise_regularizer, bias_regularizer
-        super().__init__(activation, depthwise_initializer, bias_initializer, penalties, **kwargs)
+        kernel = WeightArguments(depthwise_initializer, depthwise_regularizer, depthwise_constraint)
+        bias = WeightArguments(bias_initializer, bias_regularizer, bias_constraint)
+        super().__init__(activation, kernel, bias, activity_regularizer=activity_regularizer, **kwargs)
         check_windows("DepthwiseConv2D", padding, data_format, dilation_rate)
         self._layer = shoal_nn.DepthwiseConv2D(
             depth_multiplier, window=pair(kernel_size), strides=pair(strides), padding=padding, bias=use_bias

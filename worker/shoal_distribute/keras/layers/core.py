@@ -1,15 +1,14 @@
 """Layers of single values: dense layers, embeddings, dropout, and changes of shape, size or scale."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 import shoal_nn
 from shoal import errors
-from shoal.initializers import Initializer
-from shoal_distribute.keras import activations, initializers, regularizers
-from shoal_distribute.keras.layers.core_layer import CoreLayer
+from shoal_distribute.keras import activations
+from shoal_distribute.keras.layers.core_layer import CoreLayer, WeightArguments
 from shoal_distribute.keras.tensor import Tensor
 
 
@@ -18,26 +17,17 @@ class ActivatedLayer(CoreLayer):
 
     Args:
         activation: name or function of the activation; None means none.
-        kernel: name or object of the kernel's initializer.
-        bias: name or object of the bias' initializer.
-        penalties: names or objects of the regularizers of kernel and bias; None means none.
+        kernel: the arguments for the kernel.
+        bias: the arguments for the bias.
         **kwargs: see `Layer`.
     """
 
-    def __init__(self, activation: Any, kernel: Any, bias: Any, penalties: tuple[Any, Any], /, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, activation: Any, kernel: WeightArguments, bias: WeightArguments, /, **kwargs: Any) -> None:
+        super().__init__({"kernel": kernel, "bias": bias}, **kwargs)
         self._activation = activations.layer_of(activation)
-        self._initializers = {"kernel": initializers.get(kernel), "bias": initializers.get(bias)}
-        self._regularizers = dict(zip(("kernel", "bias"), map(regularizers.get, penalties), strict=True))
 
     def activated(self) -> shoal_nn.Layer | None:
         return self._activation
-
-    def initializer(self, name: str, /) -> Initializer | None:
-        return self._initializers[name]
-
-    def regularizer(self, name: str, /) -> Callable[[Tensor], Tensor] | None:
-        return self._regularizers[name]
 
 
 class Dense(ActivatedLayer):
@@ -52,6 +42,8 @@ class Dense(ActivatedLayer):
         kernel_regularizer: name, object or function; None means none.
         bias_regularizer: as `kernel_regularizer`.
         activity_regularizer: see `Layer`.
+        kernel_constraint: name, object or function; None means none.
+        bias_constraint: as `kernel_constraint`.
         **kwargs: see `Layer`.
     """
 
@@ -65,11 +57,13 @@ class Dense(ActivatedLayer):
         kernel_regularizer: Any = None,
         bias_regularizer: Any = None,
         activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
         **kwargs: Any,
     ) -> None:
-        kwargs["activity_regularizer"] = activity_regularizer
-        penalties = kernel_regularizer, bias_regularizer
-        super().__init__(activation, kernel_initializer, bias_initializer, penalties, **kwargs)
+        kernel = WeightArguments(kernel_initializer, kernel_regularizer, kernel_constraint)
+        bias = WeightArguments(bias_initializer, bias_regularizer, bias_constraint)
+        super().__init__(activation, kernel, bias, activity_regularizer=activity_regularizer, **kwargs)
         self._layer = shoal_nn.Dense(units, bias=use_bias)
 
     def core(self) -> shoal_nn.Layer:
@@ -84,6 +78,7 @@ class Embedding(CoreLayer):
         output_dim: length of a vector.
         embeddings_initializer: name or object.
         embeddings_regularizer: name, object or function; None means none.
+        embeddings_constraint: as `embeddings_regularizer`.
         **kwargs: see `Layer`.
     """
 
@@ -96,20 +91,15 @@ class Embedding(CoreLayer):
         output_dim: int,
         embeddings_initializer: Any = "uniform",
         embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        self._layer, self._table = shoal_nn.Embedding(input_dim, output_dim), initializers.get(embeddings_initializer)
-        self._penalty = regularizers.get(embeddings_regularizer)
+        table = WeightArguments(embeddings_initializer, embeddings_regularizer, embeddings_constraint)
+        super().__init__({"table": table}, **kwargs)
+        self._layer = shoal_nn.Embedding(input_dim, output_dim)
 
     def core(self) -> shoal_nn.Layer:
         return self._layer
-
-    def initializer(self, _name: str, /) -> Initializer:
-        return self._table
-
-    def regularizer(self, _name: str, /) -> Callable[[Tensor], Tensor] | None:
-        return self._penalty
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         whole = inputs if inputs.array.dtype.kind in "iu" else Tensor(inputs.array.astype(np.int32))

@@ -2,16 +2,17 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 import shoal_nn
-from shoal import initializers
+from shoal import errors
 from shoal._numerics import random_streams
+from shoal.initializers import fill
 from shoal.program import Array
-from shoal_distribute.keras import config
+from shoal_distribute.keras import config, constraints, initializers, regularizers
 from shoal_distribute.keras.layers.base import Layer, Shape, cast
 from shoal_distribute.keras.layers.forward_pass import TrainingCall, current_pass
 from shoal_distribute.keras.tensor import Tensor, is_recorded, recorded
@@ -21,10 +22,26 @@ from shoal_nn.layer import TrainingContext
 from shoal_worker.arrays import namespace_of
 
 
+@dataclass(frozen=True)
+class WeightArguments:
+    """Arguments of a layer for one of its variables.
+
+    Attributes:
+        initializer: its name or the object.
+        regularizer: its name, the object or a function; None means none.
+        constraint: as `regularizer`.
+    """
+
+    initializer: Any
+    regularizer: Any = None
+    constraint: Any = None
+
+
 class CoreLayer(Layer):
     """Base class of layers that one pure layer of shoal_nn computes, with an activation behind it.
 
     Args:
+        found: the arguments for variables, by their names in shoal_nn.
         **kwargs: see `Layer`.
     """
 
@@ -32,8 +49,12 @@ class CoreLayer(Layer):
     weight_names: ClassVar[Mapping[str, str]] = {}
     takes_integers: ClassVar[bool] = False
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, found: Mapping[str, WeightArguments] | None = None, /, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        given = found or {}
+        self._initializers = {name: initializers.get(it.initializer) for name, it in given.items()}
+        self._regularizers = {name: regularizers.get(it.regularizer) for name, it in given.items()}
+        self._constraints = {name: constraints.get(it.constraint) for name, it in given.items()}
         self._variables: dict[str, DistributedVariable] = {}  # by their names in shoal_nn, in Keras' order
         self._shapes: dict[str, Shape] = {}  # in shoal_nn
         self._constants: dict[str, np.ndarray] = {}
@@ -47,14 +68,6 @@ class CoreLayer(Layer):
 
     def activated(self) -> shoal_nn.Layer | None:
         """Returns the pure layer of the activation; None without one."""
-        return None
-
-    def initializer(self, _name: str, /) -> initializers.Initializer | None:
-        """Returns the initializer of a variable, by its name in shoal_nn; None means the pure layer's."""
-        return None
-
-    def regularizer(self, _name: str, /) -> Callable[[Tensor], Tensor] | None:
-        """Returns the regularizer of a variable, by its name in shoal_nn; None means none."""
         return None
 
     def stored_shape(self, _name: str, shape: Shape, /) -> Shape:
@@ -92,11 +105,28 @@ class CoreLayer(Layer):
                 continue
             stored = self.stored_shape(name, tuple(described.shape))
             values = np.empty(stored, self.dtype)
-            initializer = self.initializer(name) or described.initializer
-            initializers.fill(values.reshape(-1), initializer, name, stored, config.next_seed())
+            initializer = self._initializers.get(name) or described.initializer
+            fill(values.reshape(-1), initializer, name, stored, config.next_seed())
             full = f"{self.name}/{self.weight_names.get(name, name)}"
-            self._variables[name] = self.create_variable(name, full, values, trainable=described.trainable)
+            constraint = self._checked_constraint(name)
+            made = self._variables[name] = self.create_variable(name, full, values, trainable=described.trainable)
+            made.constraint = constraint
         self.built = True
+
+    def _checked_constraint(self, name: str) -> Callable[[Array], Array] | None:
+        """Returns the constraint of a variable.
+
+        Raises:
+            WrongContext: the strategy cannot apply it.
+        """
+        constraint = self._constraints.get(name)
+        if constraint is not None and not self.strategy.applies_constraints:
+            raise errors.WrongContext(
+                f"layer {self.name} has a constraint for its {self.weight_names.get(name, name)}, but the servers of a "
+                f"{type(self.strategy).__name__} update the variables, and apply no constraints; leave it out, or use "
+                "a strategy without servers, such as MultiWorkerMirroredStrategy"
+            )
+        return constraint
 
     def compute_output_shape(self, shape: Shape) -> Shape:
         found: Shape = self.core().output_shape(shape)
@@ -130,7 +160,7 @@ class CoreLayer(Layer):
     def _weight_losses(self, trained: set[int]) -> list[Tensor]:
         found = []
         for name, variable in self._variables.items():
-            penalty = self.regularizer(name)
+            penalty = self._regularizers.get(name)
             if penalty is not None and id(variable) in trained:
                 found.append(penalty(recorded(variable.read(), (variable,), lambda dy: [dy])))
         return found
@@ -199,4 +229,4 @@ def applied(layer: shoal_nn.Layer, x: Tensor) -> Tensor:
     return recorded(y, (x,), lambda dy: [pull(dy)[1]])
 
 
-__all__ = ["CoreLayer", "WrappedLayer", "applied"]
+__all__ = ["CoreLayer", "WeightArguments", "WrappedLayer", "applied"]

@@ -1,17 +1,13 @@
 """Normalization layers with Keras' defaults."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 
 import shoal_nn
 from shoal import errors
-from shoal.initializers import Initializer
-from shoal_distribute.keras import initializers, regularizers
 from shoal_distribute.keras.layers.base import Shape
-from shoal_distribute.keras.layers.core_layer import CoreLayer
-from shoal_distribute.keras.tensor import Tensor
+from shoal_distribute.keras.layers.core_layer import CoreLayer, WeightArguments
 
 
 class _Normalizing(CoreLayer):
@@ -20,21 +16,13 @@ class _Normalizing(CoreLayer):
     weight_names: ClassVar = {"scale": "gamma", "bias": "beta", "mean": "moving_mean", "var": "moving_variance"}
 
     def __init__(
-        self, layer: shoal_nn.Layer, axis: int, without: set[str], found: dict[str, tuple[Any, Any]], **kwargs: Any
+        self, layer: shoal_nn.Layer, axis: int, without: set[str], found: dict[str, WeightArguments], **kwargs: Any
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(found, **kwargs)
         self._layer, self._axis, self._without = layer, axis, without
-        self._initializers = {name: initializers.get(it) for name, (it, _) in found.items()}
-        self._regularizers = {name: regularizers.get(it) for name, (_, it) in found.items()}
 
     def core(self) -> shoal_nn.Layer:
         return self._layer
-
-    def initializer(self, name: str, /) -> Initializer | None:
-        return self._initializers[name]
-
-    def regularizer(self, name: str, /) -> Callable[[Tensor], Tensor] | None:
-        return self._regularizers[name]
 
     def constants(self, shape: Shape, /) -> dict[str, np.ndarray]:
         if self._axis not in {-1, len(shape)}:
@@ -64,6 +52,8 @@ class BatchNormalization(_Normalizing):
         moving_variance_initializer: name or object.
         beta_regularizer: name, object or function; None means none.
         gamma_regularizer: as `beta_regularizer`.
+        beta_constraint: name, object or function; None means none.
+        gamma_constraint: as `beta_constraint`.
         **kwargs: see `Layer`.
     """
 
@@ -80,14 +70,16 @@ class BatchNormalization(_Normalizing):
         moving_variance_initializer: Any = "ones",
         beta_regularizer: Any = None,
         gamma_regularizer: Any = None,
+        beta_constraint: Any = None,
+        gamma_constraint: Any = None,
         **kwargs: Any,
     ) -> None:
         layer = shoal_nn.BatchNorm(1 - momentum, epsilon, unbiased=False)
         found = {
-            "bias": (beta_initializer, beta_regularizer),
-            "scale": (gamma_initializer, gamma_regularizer),
-            "mean": (moving_mean_initializer, None),
-            "var": (moving_variance_initializer, None),
+            "bias": WeightArguments(beta_initializer, beta_regularizer, beta_constraint),
+            "scale": WeightArguments(gamma_initializer, gamma_regularizer, gamma_constraint),
+            "mean": WeightArguments(moving_mean_initializer),
+            "var": WeightArguments(moving_variance_initializer),
         }
         super().__init__(layer, axis, _without(center, scale), found, **kwargs)
 
@@ -104,6 +96,8 @@ class LayerNormalization(_Normalizing):
         gamma_initializer: name or object.
         beta_regularizer: name, object or function; None means none.
         gamma_regularizer: as `beta_regularizer`.
+        beta_constraint: name, object or function; None means none.
+        gamma_constraint: as `beta_constraint`.
         **kwargs: see `Layer`.
     """
 
@@ -117,11 +111,13 @@ class LayerNormalization(_Normalizing):
         gamma_initializer: Any = "ones",
         beta_regularizer: Any = None,
         gamma_regularizer: Any = None,
+        beta_constraint: Any = None,
+        gamma_constraint: Any = None,
         **kwargs: Any,
     ) -> None:
         found = {
-            "bias": (beta_initializer, beta_regularizer),
-            "scale": (gamma_initializer, gamma_regularizer),
+            "bias": WeightArguments(beta_initializer, beta_regularizer, beta_constraint),
+            "scale": WeightArguments(gamma_initializer, gamma_regularizer, gamma_constraint),
         }
         super().__init__(shoal_nn.LayerNorm(epsilon), axis, _without(center, scale), found, **kwargs)
 

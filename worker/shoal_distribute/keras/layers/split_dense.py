@@ -5,12 +5,11 @@ from typing import Any, ClassVar
 
 import shoal_nn
 from shoal import errors
-from shoal.initializers import Initializer
 from shoal.program import Array
 from shoal_distribute.devices import LogicalDevice
-from shoal_distribute.keras import activations, initializers
+from shoal_distribute.keras import activations
 from shoal_distribute.keras.layers.base import Shape, cast
-from shoal_distribute.keras.layers.core_layer import applied
+from shoal_distribute.keras.layers.core_layer import WeightArguments, applied
 from shoal_distribute.keras.layers.split_layer import SplitLayer
 from shoal_distribute.keras.tensor import Tensor, is_recorded, recorded
 from shoal_distribute.tensor_parallel import DeviceMesh, SplitArray, total_on, views_of
@@ -36,19 +35,15 @@ class _SplitDense(SplitLayer):
     def __init__(
         self, core: shoal_nn.Dense, activation: Any, kernel: Any, bias: Any, mesh: Any, axis: str, /, **kwargs: Any
     ) -> None:
-        super().__init__(mesh, axis, **kwargs)
+        super().__init__({"kernel": WeightArguments(kernel), "bias": WeightArguments(bias)}, mesh, axis, **kwargs)
         self._layer = core
         self._activation = activations.layer_of(activation)
-        self._initializers = {"kernel": initializers.get(kernel), "bias": initializers.get(bias)}
 
     def core(self) -> shoal_nn.Layer:
         return self._layer
 
     def activated(self) -> shoal_nn.Layer | None:
         return self._activation
-
-    def initializer(self, name: str, /) -> Initializer | None:
-        return self._initializers[name]
 
     def input_of(self, inputs: Tensor) -> Tensor:
         """Returns the input of a call in the layer's dtype.

@@ -5,10 +5,9 @@ from typing import Any, ClassVar
 
 import shoal_nn
 from shoal import errors
-from shoal.initializers import Initializer
 from shoal.program import Array
 from shoal_distribute.devices import LogicalDevice
-from shoal_distribute.keras import initializers
+from shoal_distribute.keras.layers.core_layer import WeightArguments
 from shoal_distribute.keras.layers.split_layer import SplitLayer
 from shoal_distribute.keras.tensor import Tensor, recorded
 from shoal_distribute.tensor_parallel import DeviceMesh, rows_of_part, total_on
@@ -49,15 +48,12 @@ class ParallelEmbedding(SplitLayer):
         axis: str = "model",
         **kwargs: Any,
     ) -> None:
-        super().__init__(mesh, axis, **kwargs)
-        self._layer, self._table = shoal_nn.Embedding(input_dim, output_dim), initializers.get(embeddings_initializer)
+        super().__init__({"table": WeightArguments(embeddings_initializer)}, mesh, axis, **kwargs)
+        self._layer = shoal_nn.Embedding(input_dim, output_dim)
         self.check_split(input_dim, "the table")
 
     def core(self) -> shoal_nn.Layer:
         return self._layer
-
-    def initializer(self, _name: str, /) -> Initializer:
-        return self._table
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:  # noqa: ARG002 - acts the same
         ids, group = inputs.array, self._group

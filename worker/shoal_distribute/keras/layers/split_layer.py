@@ -8,7 +8,7 @@ import numpy as np
 from shoal import errors
 from shoal.program import Array
 from shoal_distribute.devices import LogicalDevice
-from shoal_distribute.keras.layers.core_layer import CoreLayer
+from shoal_distribute.keras.layers.core_layer import CoreLayer, WeightArguments
 from shoal_distribute.keras.tensor import Tensor
 from shoal_distribute.replica_context import current_replica
 from shoal_distribute.tensor_parallel import DeviceMesh, SplitArray, SplitVariable, group_of_devices, part_bounds
@@ -21,6 +21,7 @@ class SplitLayer(CoreLayer):
     A call uses no state but the variables: what its backward pass needs belongs to the call.
 
     Args:
+        found: see `CoreLayer`.
         mesh: the devices. Along other axes than `axis`, it has one device each.
         axis: the axis of the mesh whose devices share the layer.
         **kwargs: see `Layer`.
@@ -33,8 +34,15 @@ class SplitLayer(CoreLayer):
     # By its name in shoal_nn, the axis of each variable that is split.
     split_axes: ClassVar[Mapping[str, int]]
 
-    def __init__(self, mesh: DeviceMesh | Mapping[str, Any], axis: str, /, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        found: Mapping[str, WeightArguments],
+        mesh: DeviceMesh | Mapping[str, Any],
+        axis: str,
+        /,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(found, **kwargs)
         self.mesh = DeviceMesh.of(mesh)
         self._group = group_of_devices([str(it) for it in self.mesh.only_group(axis)])
 

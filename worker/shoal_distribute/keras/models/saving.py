@@ -7,7 +7,8 @@ import numpy as np
 
 from shoal import errors
 from shoal.initializers import Initializer
-from shoal_distribute.keras import activations, initializers
+from shoal_distribute.keras import activations, constraints, initializers
+from shoal_distribute.keras.constraints import Constraint
 from shoal_distribute.keras.files import read_arrays, write_arrays
 from shoal_distribute.keras.layers.base import Layer
 from shoal_distribute.keras.optimizers import Optimizer
@@ -152,6 +153,8 @@ def _plain(layer: Layer, name: str, value: Any) -> Any:
         return initializers.serialized(value)
     if isinstance(value, L1L2):
         return serialized(value)
+    if isinstance(value, Constraint) and (found := constraints.serialized(value)):
+        return found
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if callable(value) and name == "activation":
