@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from shoal import errors
 from shoal.program import Array
@@ -102,7 +103,8 @@ def logical_devices(names: Sequence[str] | None) -> tuple[LogicalDevice, ...]:
     """
     if names is None:
         return _all_gpus() or (logical_device("/cpu:0"),)
-    found = tuple(map(logical_device, names if isinstance(names, Iterable) and not isinstance(names, str) else [names]))
+    given: Any = names  # of any type: `logical_device` refuses what is no name
+    found = tuple(map(logical_device, given if isinstance(given, Iterable) and not isinstance(given, str) else [given]))
     if not found:
         raise errors.DeviceUnavailable('devices is empty; give at least one, such as ["/cpu:0"], or None for all')
     twice = sorted({it.name for it in found if [other.name for other in found].count(it.name) > 1})

@@ -97,7 +97,7 @@ def checked_cut(cut: Any) -> list[str | int] | None:
     """
     if cut is None:
         return None
-    parts = list(cut) if isinstance(cut, Iterable) and not isinstance(cut, str) else [None]
+    parts: list[Any] = list(cut) if isinstance(cut, Iterable) and not isinstance(cut, str) else [None]
     if all(isinstance(it, str) for it in parts):
         return parts
     if all(isinstance(it, Integral) and not isinstance(it, bool) for it in parts):

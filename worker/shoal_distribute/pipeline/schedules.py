@@ -92,9 +92,10 @@ def schedule_of(name: str) -> StageSchedule:
     Raises:
         BadRequest: there is no such schedule.
     """
-    if not isinstance(name, str) or name not in SCHEDULES:
+    found = SCHEDULES.get(str(name))  # a list has no hash
+    if found is None:
         raise errors.BadRequest(f"schedule is {name!r:.200}; use {' or '.join(map(repr, SCHEDULES))}")
-    return SCHEDULES[name]
+    return found
 
 
 def bubble_of(stages: int, micro_batches: int) -> float:

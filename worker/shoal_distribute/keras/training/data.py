@@ -130,7 +130,7 @@ def divided(batch: BatchTuple, strategy: Strategy, *, between_processes: bool = 
     """
     if any(isinstance(part, PerReplica) for part in batch):
         return batch
-    batch = tuple(map(arrays_of, batch))  # type: ignore[assignment] # three of them
+    batch = tuple(map(arrays_of, batch))
     local = strategy.local_replicas
     count = local * (strategy.input_pipelines if between_processes else 1)
     if count == 1:
