@@ -281,8 +281,8 @@ class TestDashboard:
     def test_shows_every_metric_but_those_that_say_less_than_others(self, scraped: dict[str, Scraped]) -> None:
         shown = {selector.name for expression in EXPRESSIONS.values() for selector in selectors(expression)}
         shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
-        # A training script, which is a rank, is no target of deploy/prometheus.
-        pages = [page for role, page in scraped.items() if role != "rank"]
+        # A training script, which is a rank or a pipeline, is no target of deploy/prometheus.
+        pages = [page for role, page in scraped.items() if role not in {"rank", "pipeline"}]
         measured = {name for page in pages for name in page.types if name.startswith("shoal_")}
         assert measured - shown == {
             "shoal_coordinator_effects_total",
