@@ -19,7 +19,8 @@ def trained(strategy: PipelineStrategy, frozen: bool = False) -> keras.Model:
     with strategy.scope():
         layers = [keras.layers.Dense(width, "relu") for width in (64, 64, 64, 3)]
         model = keras.Sequential([keras.Input((6,)), *layers], name="net")
-        model.layers[1].trainable = not frozen
+        for layer in model.layers[:2]:  # those of the first stage
+            layer.trainable = not frozen
         model.compile("sgd", "mse")
     model.fit(X, Y, batch_size=16, verbose=0)
     return model
@@ -46,7 +47,8 @@ def test_bytes_follow_what_is_trained() -> None:
     with PipelineStrategy(stages=2, micro_batches=4, cut=[2, 2]) as strategy:
         model = trained(strategy, frozen=True)
         assert peaks(model)[0] < expected[0]
-        model.layers[1].trainable = True
+        for layer in model.layers:
+            layer.trainable = True
         model.train_on_batch(X, Y)
         assert peaks(model) == expected
 
