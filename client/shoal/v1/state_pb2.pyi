@@ -547,7 +547,10 @@ Global___GroupMemberRecord: _TypeAlias = GroupMemberRecord  # noqa: Y015
 
 @_typing.final
 class LedgerRecord(_message.Message):
-    """Key "job/NUMBER/ledger": the account of all ranges of data. Absent before the job is described."""
+    """Key "job/NUMBER/ledger": the account of the data, without the leased and the requeued ranges, which have records of
+    their own. Absent before the job is described. In the manifest of a checkpoint: the whole account, in which no range is
+    leased.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -645,11 +648,11 @@ class LedgerRecord(_message.Message):
 
     @_builtins.property
     def requeued(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequeuedRange]:
-        """Requeued ranges, in order."""
+        """Requeued ranges, in order. Not set in stores of schema 4 and later."""
 
     @_builtins.property
     def held(self) -> _containers.MessageMap[_builtins.str, _job_pb2.DataRange]:
-        """Leased ranges, by worker."""
+        """Leased ranges, by worker. Not set in stores of schema 4 and later."""
 
     @_builtins.property
     def done(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
@@ -657,7 +660,7 @@ class LedgerRecord(_message.Message):
 
     @_builtins.property
     def ranks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Ranks of the workers that hold a range, by worker."""
+        """Ranks of the workers that hold a range, by worker. Not set in stores of schema 4 and later."""
 
     def __init__(
         self,
@@ -683,8 +686,38 @@ class LedgerRecord(_message.Message):
 Global___LedgerRecord: _TypeAlias = LedgerRecord  # noqa: Y015
 
 @_typing.final
+class LeaseRecord(_message.Message):
+    """Key "job/NUMBER/lease/WORKER": the lease that a worker holds. Leases have records of their own, so that a lease of one
+    of a thousand workers writes little.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANGE_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """The worker's rank."""
+    @_builtins.property
+    def range(self) -> _job_pb2.DataRange:
+        """The range, and the number of the lease."""
+
+    def __init__(
+        self,
+        *,
+        range: _job_pb2.DataRange | None = ...,
+        rank: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["range", b"range", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseRecord: _TypeAlias = LeaseRecord  # noqa: Y015
+
+@_typing.final
 class RequeuedRange(_message.Message):
-    """A requeued range. It was taken back from a worker, it was skipped because it is reserved for another rank, or it is
+    """Key "job/NUMBER/requeued/EPOCH/START": a requeued range. It was taken back from a worker, it was skipped because it is reserved for another rank, or it is
     the rest of a range that was partly done at a checkpoint. Field numbers are those of DataRange.
     """
 
@@ -724,9 +757,8 @@ Global___RequeuedRange: _TypeAlias = RequeuedRange  # noqa: Y015
 
 @_typing.final
 class ProgressRecord(_message.Message):
-    """Key "job/NUMBER/tally": the progress totals of the job. Written when a worker leaves or is lost. If the
-    coordinator restarts, the reports that it received after the last write of this record are lost. The next reports of
-    the live workers make up for that, because workers report totals.
+    """Key "job/NUMBER/tally": the progress totals of the workers that have left or were lost, and of earlier jobs. Written when
+    a worker leaves or is lost, and with each checkpoint. In the manifest of a checkpoint: the totals of all workers.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -772,7 +804,9 @@ class ProgressRecord(_message.Message):
 
     @_builtins.property
     def told(self) -> _containers.MessageMap[_builtins.int, Global___Totals]:
-        """The part of the totals that each live worker has reported, by its assignment."""
+        """Only in stores of schema 3 and earlier, whose totals include the live workers: what each live worker has reported, by
+        its assignment. ReportsRecord has replaced this field.
+        """
 
     def __init__(
         self,
@@ -791,6 +825,54 @@ class ProgressRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProgressRecord: _TypeAlias = ProgressRecord  # noqa: Y015
+
+@_typing.final
+class ReportsRecord(_message.Message):
+    """Key "job/NUMBER/reports": what live workers have reported. Written with each checkpoint. If the coordinator restarts, the
+    reports that it received after that are lost. The next reports of the live workers make up for that, because workers
+    report totals. Absent if there are no reports.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ReportsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        @_builtins.property
+        def value(self) -> Global___Totals: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: Global___Totals | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REPORTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def reports(self) -> _containers.MessageMap[_builtins.int, Global___Totals]:
+        """The last reports, by assignment. Those of workers that have left since then are in ProgressRecord.totals instead."""
+
+    def __init__(
+        self,
+        *,
+        reports: _abc.Mapping[_builtins.int, Global___Totals] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reports", b"reports"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportsRecord: _TypeAlias = ReportsRecord  # noqa: Y015
 
 @_typing.final
 class CheckpointsRecord(_message.Message):

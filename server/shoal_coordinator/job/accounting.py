@@ -1,6 +1,6 @@
 """Accounting of one job: its data, in the ledger, and the metrics that workers report. Pure: no clock, no I/O."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from shoal import errors
 from shoal._wire import Cursor, PushCounts
@@ -81,14 +81,13 @@ class Accounting:
         """
         data = self.ledger.to_proto() if self.ledger and self.ledger.samples_per_epoch else None
         has_samples = data is not None or self._spec.is_session
-        totals = self.progress_totals.to_proto({})
+        totals = self.progress_totals.to_proto()
         totals.ClearField("lost_steps")  # of this job alone, and earlier versions of Shoal do not read it
         return HoldResult(data, ranks, totals, reported, has_samples=has_samples)
 
     def begin(self, samples: int) -> None:
         """Creates the ledger of a job that was described; `samples` counts one epoch."""
-        self.ledger = Ledger.of(self._spec, samples, self.ledger_changed)
-        self.ledger_changed()
+        self._use(Ledger.of(self._spec, samples, self._changed))
 
     def use_samples(self, samples: int) -> None:
         """Creates the ledger of a session job, at the first lease of a session.
@@ -118,8 +117,7 @@ class Accounting:
 
     def resume_data(self, ledger: Ledger) -> None:
         """Continues with the data of a checkpoint."""
-        self.ledger = ledger
-        self.ledger_changed()
+        self._use(ledger)
 
     def resume_progress(self, progress: state_pb2.ProgressRecord, *, of_another: bool) -> None:
         """Continues with the progress totals of a checkpoint.
@@ -139,29 +137,54 @@ class Accounting:
         self.progress_totals.add(fresh)
         self.steps.add(fresh.worker, fresh.timings, now, fresh.ranks)
 
-    def release(self, worker: str, cursor: Cursor | None, preferred_rank: int | None = None) -> None:
+    def release(
+        self,
+        worker: str,
+        last_report: WorkerReported | None,
+        cursor: Cursor | None,
+        preferred_rank: int | None = None,
+    ) -> None:
         """Takes back the range of a worker that is gone, except the samples that its cursor reports as done.
 
         Args:
             worker: id of the worker.
+            last_report: its last report, or None.
             cursor: its position in its data, if known.
             preferred_rank: the rank for which the rest is reserved; None means any rank.
         """
-        self._changed(JobRecordKind.PROGRESS)  # the totals now have to keep what this worker reported
+        if last_report:
+            self.progress_totals.keep(last_report)
+        self._changed(JobRecordKind.PROGRESS)
         if self.ledger:
             held = self.ledger.held_by(worker)
             known = cursor is not None and held is not None and cursor.lease == held.number
             self.ledger.take_back(worker, cursor.consumed if cursor and known else 0, preferred_rank)
 
     def restore_from(self, saved: JobSnapshot) -> None:
-        """Restores the accounts from a job's records."""
-        self.ledger = Ledger.from_proto(saved.ledger, self.ledger_changed) if saved.ledger else None
+        """Restores the accounts from a job's records, without the reports of live workers."""
+        if saved.ledger:
+            whole = state_pb2.LedgerRecord()
+            whole.CopyFrom(saved.ledger)
+            whole.requeued.extend(saved.requeued)
+            for worker, lease in saved.leases.items():
+                whole.held[worker].CopyFrom(lease.range)
+                whole.ranks[worker] = lease.rank
+            self.ledger = Ledger.from_proto(whole, self._changed)
         lost_steps = saved.progress_totals.lost_steps
         self.progress_totals = ProgressTotals.from_proto(saved.progress_totals, lost_steps=lost_steps)
 
-    def ledger_changed(self) -> None:
-        """Marks the ledger's record as changed."""
+    def restore_reports(self, reports: Iterable[WorkerReported]) -> None:
+        """Adds the last reports of the live workers to the restored totals."""
+        for report in reports:
+            self.progress_totals.restore_live(report)
+
+    def _use(self, ledger: Ledger) -> None:
+        """Replaces the ledger, and marks the records of both ledgers as changed."""
+        for each in (self.ledger, ledger):
+            for name in each.part_names if each else ():
+                self._changed(name)
         self._changed(JobRecordKind.LEDGER)
+        self.ledger = ledger
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""

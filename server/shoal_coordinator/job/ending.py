@@ -113,7 +113,7 @@ class JobEnding:
         """
         member = self._worker_group.release(worker)
         self._checkpoint_coordinator.release(member.assignment)
-        self._accounting.release(worker, cursor, preferred_rank)
+        self._accounting.release(worker, member.last_report, cursor, preferred_rank)
         if member.stage is Stage.ASSIGNED:
             return []
         return [RemoveWorker(self._ref, worker, member.incarnation, self._plan.servers)]
@@ -149,6 +149,7 @@ class JobEnding:
             return []
         # Workers are fenced, so that the variables change no more and no worker stays in a barrier.
         effects = [effect for worker in list(self._worker_group.active) for effect in self.release(worker)]
+        self._changed(JobRecordKind.REPORTS)  # no worker is live
         self._lifecycle.end(state, reason, now)
         # A job that never ran has no values worth keeping.
         return effects if self._lifecycle.started else effects + self.drop()

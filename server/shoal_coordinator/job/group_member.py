@@ -27,7 +27,7 @@ class GroupMember:
         stage: how far its entry has come.
         described: whether it has loaded the program and the given values.
         step: the step at which it starts.
-        last_report: its last report; stored in the record of the progress totals.
+        last_report: its last report; stored with the reports of the other live workers.
         stepped_at: when its step last rose, or it was admitted, in seconds of Unix time. Not stored.
         asked_at: when it last asked for data. Not stored.
     """

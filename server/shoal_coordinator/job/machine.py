@@ -192,6 +192,10 @@ class JobMachine(JobView):
         self._lifecycle.note(f"worker {worker} is quarantined for {seconds:.0f} s: {reason}", now)
         return self.lose(worker, now, why=f"was quarantined: {first_line(reason)}")
 
+    def end_quarantines(self, now: float) -> bool:
+        """Ends the quarantines that are over; returns whether there were any."""
+        return self._worker_group.quarantines.end(now)
+
     def hung_workers(self, now: float, interval_s: float = 0.0) -> tuple[list[str], str]:
         """Returns the hung workers, and the reason; see `HangDetector.hung_workers`."""
         return self._hang_detector.hung_workers(now, interval_s)
@@ -280,6 +284,7 @@ class JobMachine(JobView):
         self._changed(JobRecordKind.STATE)
         # If this coordinator dies, and workers do not wait for the next one, this is what is known of their steps.
         self._changed(JobRecordKind.PROGRESS)
+        self._changed(JobRecordKind.REPORTS)
 
     # Loss of shards.
 

@@ -184,14 +184,14 @@ class Recovery:
         self._failed_restarts = 0
 
     def resume(
-        self, restored: RestoredCheckpoint, program: ProgramDescription, changed: Callable[[], None]
+        self, restored: RestoredCheckpoint, program: ProgramDescription, changed: Callable[[str], None]
     ) -> ResumePlan:
         """Decides how the job continues from a checkpoint that is on the servers now.
 
         Args:
             restored: the checkpoint.
             program: what the job's program trains.
-            changed: called when the record of the returned ledger has changed.
+            changed: called with the name of a record of the returned ledger that has changed.
 
         Returns:
             How the job continues.

@@ -242,7 +242,7 @@ class JobStartup:
     def _resume_from(self, restored: RestoredCheckpoint, now: float) -> str:
         """Continues from a checkpoint; returns why that is impossible, or an empty string."""
         assert self._plan.description is not None
-        resume_plan = self._recovery.resume(restored, self._plan.description, self._accounting.ledger_changed)
+        resume_plan = self._recovery.resume(restored, self._plan.description, self._changed)
         self._plan.resume_from(resume_plan.given, assigned=resume_plan.assigned)
         if restored.learning_rate and not self._plan.learning_rate:
             self._plan.set_learning_rate(restored.learning_rate)

@@ -14,8 +14,13 @@ class JobSnapshot:
         spec: the submission.
         plan: what the job trains and where; None until a worker has described the program.
         state: state of the job.
-        ledger: state of the data; None until a worker has described the program.
-        progress_totals: the progress totals.
+        ledger: state of the data; None until a worker has described the program. Stores of schema 3 and earlier have
+            the leased and the requeued ranges in it.
+        leases: the leases, by worker.
+        requeued: the requeued ranges, in any order.
+        progress_totals: the progress totals of the workers that are gone. Stores of schema 3 and earlier have those of
+            all workers in it, and the reports.
+        reports: the last reports of the live workers that are not in the progress totals.
         checkpoints: the complete checkpoints, and the one in progress.
         evaluation: the evaluations; None if the job has no evaluation policy.
         ranks: the ranks of its workers, by number.
@@ -26,7 +31,10 @@ class JobSnapshot:
     plan: state_pb2.PlanRecord | None = None
     state: state_pb2.JobRecord = field(default_factory=state_pb2.JobRecord)
     ledger: state_pb2.LedgerRecord | None = None
+    leases: Mapping[str, state_pb2.LeaseRecord] = field(default_factory=dict)
+    requeued: Sequence[state_pb2.RequeuedRange] = ()
     progress_totals: state_pb2.ProgressRecord = field(default_factory=state_pb2.ProgressRecord)
+    reports: state_pb2.ReportsRecord = field(default_factory=state_pb2.ReportsRecord)
     checkpoints: state_pb2.CheckpointsRecord | None = None
     evaluation: state_pb2.EvaluationRecord | None = None
     ranks: Mapping[int, state_pb2.RankRecord] = field(default_factory=dict)

@@ -27,7 +27,10 @@ class JobRecordKind(StrEnum):
     PLAN = "plan"
     STATE = "state"
     LEDGER = "ledger"
+    LEASE = "lease"  # followed by the member id of a worker
+    REQUEUED = "requeued"  # followed by the epoch and the first sample of a range
     PROGRESS = "tally"
+    REPORTS = "reports"
     CHECKPOINTS = "checkpoints"
     EVALUATION = "evaluation"
     RANK = "rank"  # followed by a number
@@ -47,6 +50,16 @@ def of_job(submission: int, name: str) -> str:
 def of_rank(rank: int) -> str:
     """Returns the name of the record of a job's rank among the job's records."""
     return f"{JobRecordKind.RANK}/{rank}"
+
+
+def of_lease(worker: str) -> str:
+    """Returns the name of the record of a worker's lease among the job's records."""
+    return f"{JobRecordKind.LEASE}/{worker}"
+
+
+def of_requeued(epoch: int, start: int) -> str:
+    """Returns the name of the record of a requeued range among the job's records."""
+    return f"{JobRecordKind.REQUEUED}/{epoch}/{start}"
 
 
 def of_effect(number: int) -> str:

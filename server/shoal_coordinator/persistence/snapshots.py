@@ -14,13 +14,14 @@ from shoal_coordinator.persistence.effect_codec import effect_from_proto
 
 # The kinds of events in the store, as in `event_log.Kept`.
 _KEPT = {"state", "checkpoint", "evaluation"}
-# The message of each record of a job, except for its ranks and its events.
+# The message of each record of a job, except for those that are followed by a number or a name.
 _PARTS: Mapping[str, type[Message]] = {
     JobRecordKind.SPEC: state_pb2.SubmissionRecord,
     JobRecordKind.PLAN: state_pb2.PlanRecord,
     JobRecordKind.STATE: state_pb2.JobRecord,
     JobRecordKind.LEDGER: state_pb2.LedgerRecord,
     JobRecordKind.PROGRESS: state_pb2.ProgressRecord,
+    JobRecordKind.REPORTS: state_pb2.ReportsRecord,
     JobRecordKind.CHECKPOINTS: state_pb2.CheckpointsRecord,
     JobRecordKind.EVALUATION: state_pb2.EvaluationRecord,
 }
@@ -55,6 +56,8 @@ class _FoundJob:
 
     parts: dict[str, Any] = field(default_factory=dict)
     ranks: dict[int, state_pb2.RankRecord] = field(default_factory=dict)
+    leases: dict[str, state_pb2.LeaseRecord] = field(default_factory=dict)
+    requeued: list[state_pb2.RequeuedRange] = field(default_factory=list)
     events: list[job_pb2.Event] = field(default_factory=list)
 
     def take(self, name: str, record: bytes) -> None:
@@ -63,6 +66,10 @@ class _FoundJob:
             self.parts[_FIELDS.get(part, part)] = _PARTS[part].FromString(record)
         elif part == JobRecordKind.RANK:
             self.ranks[int(number)] = state_pb2.RankRecord.FromString(record)
+        elif part == JobRecordKind.LEASE:
+            self.leases[number] = state_pb2.LeaseRecord.FromString(record)
+        elif part == JobRecordKind.REQUEUED:
+            self.requeued.append(state_pb2.RequeuedRange.FromString(record))
         elif part == JobRecordKind.EVENT:
             event = job_pb2.Event.FromString(record)
             if event.sequence != int(number) or event.WhichOneof("kind") not in _KEPT:
@@ -72,7 +79,8 @@ class _FoundJob:
             raise ValueError(f"a job has no record {part!r}")
 
     def snapshot(self) -> JobSnapshot:
-        return JobSnapshot(**self.parts, ranks=self.ranks, events=self.events)
+        parts: dict[str, Any] = {**self.parts, "leases": self.leases, "requeued": self.requeued}
+        return JobSnapshot(**parts, ranks=self.ranks, events=self.events)
 
 
 @dataclass(slots=True)

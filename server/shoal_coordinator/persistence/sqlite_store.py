@@ -15,8 +15,9 @@ from shoal import errors
 from shoal._system import private_files, volumes
 
 # A change that an older coordinator would misread increments the schema. Both numbers are in the file's header; the
-# second one is "SHOA". Schema 2 adds `order` to ledgers. Schema 3 has a record for each rank of a job.
-SCHEMA = 3
+# second one is "SHOA". Schema 2 adds `order` to ledgers. Schema 3 has a record for each rank of a job, and schema 4 one
+# for each leased or requeued range, and for the reports of a job's live workers.
+SCHEMA = 4
 _APPLICATION = 0x53484F41
 _MOST_LOCK_BYTES = 4096
 _HOLDER = ("pid", "host", "since", "address")

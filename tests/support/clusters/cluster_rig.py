@@ -57,8 +57,8 @@ def session(name: str = "s", workers: int = 1, **options: Any) -> Job:
 
 
 def promised(records: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the records that must be up to date: all but jobs' tallies, which are written at times."""
-    return {key: record for key, record in records.items() if not key.endswith("/tally")}
+    """Returns the records that must be up to date: all but jobs' tallies and reports, which are written at times."""
+    return {key: record for key, record in records.items() if not key.endswith(("/tally", "/reports"))}
 
 
 E = TypeVar("E", bound=Effect)

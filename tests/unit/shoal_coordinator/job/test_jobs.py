@@ -208,7 +208,7 @@ def test_samples_of_another_job_do_not_count_for_the_rate_after_a_restart_either
     job.lose_shards("s0 is gone", 60.0, START + 50)
     totals = ProgressTotals()
     totals.add(report(step=5, accepted=5, samples=500))
-    restored = RestoredCheckpoint(CheckpointChoice("b", 3), 5, frozenset(VARIABLES), None, totals.to_proto({}), 0)
+    restored = RestoredCheckpoint(CheckpointChoice("b", 3), 5, frozenset(VARIABLES), None, totals.to_proto(), 0)
     restart(job, restored, START + 100)
     job.report(WorkerReported("a", "w1", 2, step=6, accepted=1, samples=100), START + 110)
     progress = job.status(START + 110).progress
@@ -261,7 +261,7 @@ def test_steps_before_the_checkpoint_of_another_job_are_known() -> None:
     totals.add(report(step=4, accepted=4, samples=40))
     totals.begin()
     totals.add(report(step=6, accepted=2, samples=20))
-    for found in (totals, ProgressTotals.from_proto(totals.to_proto({}))):
+    for found in (totals, ProgressTotals.from_proto(totals.to_proto())):
         progress = found.progress(total_samples=0, epoch=0, seconds=2.0)
         assert (progress.steps, progress.earlier_steps, progress.samples_per_s) == (6, 4, 10.0)
 

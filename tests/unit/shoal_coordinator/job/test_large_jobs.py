@@ -14,10 +14,10 @@ from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.job.group_member import GroupMember
 from shoal_coordinator.job.machine import JobMachine
 from shoal_coordinator.job.submission import Submission
-from shoal_coordinator.messages import JobDescribed, JobRef, JobSnapshot, ProgramDescription
+from shoal_coordinator.messages import JobDescribed, JobRef, JobSnapshot, ProgramDescription, WorkerReported
 
 VARIABLES = {"w": Variable((8, 4))}
-PROGRAM = ProgramDescription(VARIABLES, 0)
+PROGRAM = ProgramDescription(VARIABLES, 1 << 24)
 START = 1_000.0
 
 
@@ -73,8 +73,33 @@ def test_a_decision_about_a_worker_writes_its_rank(workers: int) -> None:
     assert written.by(lambda: written.describe(3)) == (set(), 0), "nothing has changed"
     job.admitted(dict.fromkeys(range(1, workers + 1), 0), START)
     assert job.state is JobState.RUNNING
+    for worker in range(workers):  # in order of rank, so that no range is skipped
+        names, size = written.by(lambda worker=worker: job.lease(f"w{worker}", 0, START))
+        assert names == {"ledger", f"lease/w{worker}"}
+        assert size < 60
+        job.report(report(worker), START)
     for decide in (lambda: job.finish("w2", "", START), lambda: job.lose("w3", START)):
         names, size = written.by(decide)
-        assert len(names) <= 4
-        assert size < 200
+        assert len(names) <= 7
+        assert size < 300
         job.validate()
+
+
+def report(worker: int) -> WorkerReported:
+    return WorkerReported("a", f"w{worker}", worker + 1, 8, accepted=8, samples=256, staleness={0: 4, 1: 3, 7: 1})
+
+
+def test_the_reports_of_all_workers_are_encoded_later() -> None:
+    """A checkpoint writes the reports as they were, although the function that makes the record is called later."""
+    written = Written(5)
+    for worker in range(4):
+        written.job.report(report(worker), START)
+    later = written.job.record_later("reports")
+    written.job.report(report(4), START)
+    written.job.lose("w0", START)
+    found, current = later(), written.job.record("reports")
+    assert isinstance(found, state_pb2.ReportsRecord)
+    assert isinstance(current, state_pb2.ReportsRecord)
+    assert (sorted(found.reports), sorted(current.reports)) == ([1, 2, 3, 4], [2, 3, 4, 5])
+    written.job.fail("enough", START)
+    assert written.job.record("reports") is None

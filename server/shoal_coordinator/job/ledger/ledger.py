@@ -16,15 +16,15 @@ is reserved for.
 """
 
 import itertools
-from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Set
 
 from shoal._wire import LATEST_ORDER, Cursor, DataRange, Lease, NoRange
 from shoal.job import Job
 from shoal.status import DataAccount, DataCount, HeldRange
 from shoal.v1 import state_pb2
+from shoal_coordinator.job.ledger.requeued_ranges import RequeuedRange, RequeuedRanges
+from shoal_coordinator.messages import JobRecordKind, record_keys
 
 # With this many ranges for each worker and epoch, the fastest worker waits about an eighth of an epoch for the slowest.
 _RANGES_PER_WORKER = 8
@@ -34,25 +34,6 @@ _MAX_PER_RANK = 2
 _MAX_EPOCHS = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class _RequeuedRange:
-    """A range that waits to be leased again."""
-
-    range: DataRange
-    preferred_rank: int | None = None  # the rank that it is reserved for; None: any rank
-
-    def to_proto(self) -> state_pb2.RequeuedRange:
-        part = self.range
-        return state_pb2.RequeuedRange(
-            epoch=part.epoch, start=part.start, stop=part.stop, preferred_rank=self.preferred_rank
-        )
-
-    @classmethod
-    def from_proto(cls, message: state_pb2.RequeuedRange) -> "_RequeuedRange":
-        preferred_rank = message.preferred_rank if message.HasField("preferred_rank") else None
-        return cls(DataRange.from_proto(message), preferred_rank)
-
-
 class Ledger:
     """The ranges of one job.
 
@@ -60,7 +41,7 @@ class Ledger:
         samples_per_epoch: number of samples. 0 means no data: nothing is leased, and workers stop by their steps.
         epochs: number of passes over the data.
         range_size: samples per lease; the last range of an epoch may be shorter.
-        changed: called when the record has changed.
+        changed: called with the name of a record that has changed.
 
     Attributes:
         order: version of the order that the ranges refer to. It stays the same for the life of the ledger, because
@@ -68,14 +49,14 @@ class Ledger:
     """
 
     def __init__(
-        self, samples_per_epoch: int, epochs: int, range_size: int, changed: Callable[[], None] = lambda: None
+        self, samples_per_epoch: int, epochs: int, range_size: int, changed: Callable[[str], None] = lambda _: None
     ) -> None:
         self.samples_per_epoch, self.epochs = samples_per_epoch, epochs
         self.order = LATEST_ORDER
         self._changed = changed
         self._range_size = range_size
         self._next = 0  # number of the first unleased range
-        self._requeued: list[_RequeuedRange] = []  # in order of the ranges
+        self._requeued = RequeuedRanges(changed)
         self._held: dict[str, Lease] = {}  # by worker; each holds one at a time
         self._ranks: dict[str, int] = {}  # of the workers that hold a lease
         self._leases = 0
@@ -124,7 +105,7 @@ class Ledger:
         self._leases += 1
         self._held[worker], self._ranks[worker] = Lease(self._leases, following, self.order), rank
         self._told_to_wait.discard(worker)
-        self._changed()
+        self._lease_changed(worker)
         return self._held[worker]
 
     def complete(self, worker: str, number: int) -> bool:
@@ -134,7 +115,6 @@ class Ledger:
             return False
         self._release(worker)
         self._count(held.range, held.range.samples)
-        self._changed()
         return True
 
     def take_back(self, worker: str, consumed: int = 0, preferred_rank: int | None = None) -> DataRange | None:
@@ -155,9 +135,7 @@ class Ledger:
         if held is None:
             return None
         self._release(worker)
-        left = self._split(held.range, consumed, preferred_rank)
-        self._changed()
-        return left
+        return self._split(held.range, consumed, preferred_rank)
 
     def settled(self, cursors: Mapping[str, Cursor], ranks: Mapping[str, int]) -> state_pb2.LedgerRecord:
         """Returns a copy of this ledger as a checkpoint stores it. This ledger does not change.
@@ -201,28 +179,51 @@ class Ledger:
         )
 
     def to_proto(self) -> state_pb2.LedgerRecord:
-        """Returns the record of this ledger."""
+        """Returns the whole ledger, as checkpoints store it."""
+        whole = self.to_record()
+        whole.requeued.extend(part.to_proto() for part in self._requeued)
+        for worker, lease in self._held.items():
+            whole.held[worker].CopyFrom(lease.to_proto())
+        whole.ranks.update(self._ranks)
+        return whole
+
+    # The stored records. With a thousand workers, the whole ledger would be too large to write with each lease.
+
+    @property
+    def part_names(self) -> Iterator[str]:
+        """The names of the records of leased and requeued ranges. The record `JobRecordKind.LEDGER` has the rest."""
+        yield from map(record_keys.of_lease, self._held)
+        yield from self._requeued.record_names
+
+    def to_record(self) -> state_pb2.LedgerRecord:
+        """Returns the ledger without its leased and requeued ranges."""
         return state_pb2.LedgerRecord(
             samples=self.samples_per_epoch,
             epochs=self.epochs,
             range_size=self._range_size,
             next=self._range(self._next).to_proto(),
-            requeued=[part.to_proto() for part in self._requeued],
-            held={worker: lease.to_proto() for worker, lease in self._held.items()},
             leases=self._leases,
             epoch=self._epoch,
             done=self._done,
-            ranks=self._ranks,
             order=self.order,
         )
 
+    def lease_record(self, worker: str) -> state_pb2.LeaseRecord | None:
+        """Returns the record of the lease that a worker holds; None if it holds none."""
+        held = self._held.get(worker)
+        return state_pb2.LeaseRecord(range=held.to_proto(), rank=self._ranks[worker]) if held else None
+
+    def requeued_record(self, epoch: int, start: int) -> state_pb2.RequeuedRange | None:
+        """Returns the record of the requeued range that begins with this sample; None if there is none."""
+        return self._requeued.record(epoch, start)
+
     @classmethod
-    def from_proto(cls, record: state_pb2.LedgerRecord, changed: Callable[[], None] = lambda: None) -> "Ledger":
-        """Returns the ledger in a record."""
+    def from_proto(cls, record: state_pb2.LedgerRecord, changed: Callable[[str], None] = lambda _: None) -> "Ledger":
+        """Returns the ledger in a message with the whole of it."""
         ledger = cls(record.samples, record.epochs, record.range_size, changed)
         ledger.order = record.order
         ledger._next = record.next.epoch * ledger._ranges + record.next.start // max(1, record.range_size)
-        ledger._requeued = [_RequeuedRange.from_proto(part) for part in record.requeued]
+        ledger._requeued = RequeuedRanges(changed, map(RequeuedRange.from_proto, record.requeued))
         ledger._held = {worker: Lease.from_proto(part, record.order) for worker, part in record.held.items()}
         ledger._ranks = {worker: record.ranks.get(worker, 0) for worker in record.held}
         ledger._leases, ledger._epoch = record.leases, record.epoch
@@ -230,13 +231,13 @@ class Ledger:
         return ledger
 
     @classmethod
-    def of(cls, spec: Job, samples_per_epoch: int, changed: Callable[[], None] = lambda: None) -> "Ledger":
+    def of(cls, spec: Job, samples_per_epoch: int, changed: Callable[[str], None] = lambda _: None) -> "Ledger":
         """Returns the ledger of a new job, given the number of samples in an epoch.
 
         Args:
             spec: the job.
             samples_per_epoch: samples in its data set.
-            changed: called when the record has changed.
+            changed: called with the name of a record that has changed.
 
         Returns:
             A ledger in which nothing is done.
@@ -246,7 +247,12 @@ class Ledger:
 
     @classmethod
     def resumed(
-        cls, record: state_pb2.LedgerRecord, *, epochs: int, workers: int, changed: Callable[[], None] = lambda: None
+        cls,
+        record: state_pb2.LedgerRecord,
+        *,
+        epochs: int,
+        workers: int,
+        changed: Callable[[str], None] = lambda _: None,
     ) -> "Ledger":
         """Returns a ledger that continues from a record made by `settled`.
 
@@ -254,19 +260,16 @@ class Ledger:
             record: where to continue.
             epochs: passes in all. If fewer than are done, the ledger is finished.
             workers: number of workers. Ranges reserved for a rank that no longer exists go to any rank.
-            changed: called when the record has changed.
+            changed: called with the name of a record that has changed.
 
         Returns:
             The ledger.
         """
         ledger = cls.from_proto(record, changed)
+        left = [part for part in ledger._requeued if part.range.epoch < epochs]
+        ledger._requeued = RequeuedRanges(changed, (part.within(workers) for part in left))
         ledger.epochs = epochs
         ledger._next = min(ledger._next, epochs * ledger._ranges)
-        ledger._requeued = [
-            part if part.preferred_rank is None or part.preferred_rank < workers else _RequeuedRange(part.range)
-            for part in ledger._requeued
-            if part.range.epoch < epochs
-        ]
         ledger._epoch = min(ledger._epoch, epochs)
         ledger._done = {epoch: count for epoch, count in ledger._done.items() if epoch < epochs}
         return ledger
@@ -291,9 +294,9 @@ class Ledger:
 
     def _take_next(self, worker: str, rank: int, workers: int) -> DataRange | None:
         """Returns a worker's next range, no longer requeued or unleased; None if there is none now."""
-        if mine := self._take_requeued(lambda preferred: preferred == rank):
+        if mine := self._requeued.take(lambda preferred: preferred == rank):
             return mine
-        if nobodys := self._take_requeued(lambda preferred: preferred is None or preferred >= workers):
+        if nobodys := self._requeued.take(lambda preferred: preferred is None or preferred >= workers):
             return nobodys
         if rank < workers:
             number = self._next + (rank - self._next) % workers
@@ -301,11 +304,7 @@ class Ledger:
                 passed = range(self._next, number)
                 if not passed or self._have_room({other % workers for other in passed}):
                     for other in passed:
-                        insort(
-                            self._requeued,
-                            _RequeuedRange(self._range(other), other % workers),
-                            key=lambda part: part.range,
-                        )
+                        self._requeued.add(self._range(other), other % workers)
                     self._next = number + 1
                     return self._range(number)
             elif worker not in self._told_to_wait:
@@ -313,19 +312,12 @@ class Ledger:
                 # if they run in step with this worker. If this worker asks again before they do, it gets a range.
                 self._told_to_wait.add(worker)
                 return None
-        if earliest := self._take_requeued(lambda _: True):  # before `_next`, like all requeued ranges
+        if earliest := self._requeued.take(lambda _: True):  # before `_next`, like all requeued ranges
             return earliest
         if self._next == self._end:
             return None
         self._next += 1
         return self._range(self._next - 1)
-
-    def _take_requeued(self, suits: Callable[[int | None], bool]) -> DataRange | None:
-        """Removes and returns the earliest requeued range whose preferred rank satisfies `suits`."""
-        for place, part in enumerate(self._requeued):
-            if suits(part.preferred_rank):
-                return self._requeued.pop(place).range
-        return None
 
     def _have_room(self, ranks: Set[int]) -> bool:
         """Returns whether one more range can be reserved for each of these ranks."""
@@ -362,6 +354,11 @@ class Ledger:
 
     def _release(self, worker: str) -> None:
         del self._held[worker], self._ranks[worker]
+        self._lease_changed(worker)
+
+    def _lease_changed(self, worker: str) -> None:
+        self._changed(record_keys.of_lease(worker))
+        self._changed(JobRecordKind.LEDGER)
 
     def _split(self, part: DataRange, consumed: int, preferred_rank: int | None) -> DataRange | None:
         """Counts the first samples of a range as done, and requeues and returns the rest, if any."""
@@ -369,7 +366,7 @@ class Ledger:
         self._count(part, part.samples - left.samples)
         if not left.samples:
             return None
-        insort(self._requeued, _RequeuedRange(left, preferred_rank), key=lambda entry: entry.range)
+        self._requeued.add(left, preferred_rank)
         return left
 
     def _count(self, part: DataRange, done: int) -> None:
