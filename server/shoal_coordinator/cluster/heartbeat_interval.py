@@ -1,8 +1,8 @@
 """Interval of heartbeats: long enough for the load of the coordinator, and short enough for the timeout. Pure."""
 
 # The number of members divided by this is the interval in seconds. Members then send this number of heartbeats per
-# second, or a fifth more reports, which are sent earlier. Each call takes about 0.7 ms of a core, so all of them take
-# less than a third of a core. With 1,000 workers and 100 servers, all learn within 3 s that a job was cancelled.
+# second, or a fifth more reports, which are sent earlier. `docs/explanation/scale.md` has the processor time that they
+# take. With 1,000 workers and 100 servers, all learn within 3 s that a job was cancelled.
 CALLS_PER_S = 340.0
 # The interval is at most this part of the heartbeat timeout, so that one lost call and one late one do no harm.
 _LARGEST_PART = 1 / 3

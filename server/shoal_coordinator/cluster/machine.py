@@ -285,7 +285,7 @@ class Cluster:
         waiting |= self._outcomes.lose_unreachable(self._scheduler.norm_watch, now)
         for job in self._jobs.live:
             self._emit(job.checkpoint_when_due(now))
-            waiting = waiting or job.unplaced is not None or job.has_quarantines  # perhaps for a time
+            waiting |= job.end_quarantines(now) or job.unplaced is not None  # perhaps until some time
         if waiting:
             self._schedule(now)
         lost, self._lost = self._lost, {}

@@ -28,6 +28,7 @@ DEAD_KEPT_S = 600.0
 RETURN_S = 5.0
 
 _ID = attrgetter("registration.member")
+_LAST_SEEN = attrgetter("last_seen", "registration.member")
 
 
 class Membership:
@@ -61,6 +62,8 @@ class Membership:
         self._members: dict[str, Member] = {}
         # The live members, in order of id, so that an event of one of a thousand members need not look for the others.
         self._live: dict[Role, list[Member]] = {role: [] for role in Role}
+        # The dead members, those that were last seen first: a death of one of a thousand members must not visit all.
+        self._dead: list[Member] = []
         self._heard_since = 0.0  # no live member was last heard before this time; it may be earlier than necessary
         self.incarnation = 0
         self.breaker = ExpiryBreaker(heartbeat_timeout_s)
@@ -88,6 +91,7 @@ class Membership:
             if member.last_seen > now and not member.alive:  # the clock has gone back
                 member.last_seen = now
                 self._changed(member.id)
+        self._dead = sorted((member for member in members if not member.alive), key=_LAST_SEEN)
 
     def __iter__(self) -> Iterator[Member]:
         """Iterates over all remembered members, alive or not, in order of id."""
@@ -170,6 +174,8 @@ class Membership:
         self.incarnation += 1
         member = Member(registration, self.incarnation, now)
         self._members[member.id] = member
+        if known:
+            del self._dead[bisect_left(self._dead, _LAST_SEEN(known), key=_LAST_SEEN)]
         insort(self._live[member.role], member, key=_ID)
         self._changed(member.id)
         return member
@@ -316,7 +322,8 @@ class Membership:
         alive = sorted((member for member in self._members.values() if member.alive), key=_ID)
         assert self._live == {role: [member for member in alive if member.role is role] for role in Role}
         assert all(member.last_seen >= self._heard_since for member in alive)
-        assert sum(not member.alive for member in self._members.values()) <= MAX_DEAD
+        assert self._dead == sorted((it for it in self._members.values() if not it.alive), key=_LAST_SEEN)
+        assert len(self._dead) <= MAX_DEAD
 
     def _check_holder(self, holder: str) -> None:
         """Checks that a holder may have one more member. Without tokens, members have no holder."""
@@ -346,10 +353,9 @@ class Membership:
             member.alive = False
             live = self._live[member.role]
             del live[bisect_left(live, member.id, key=_ID)]
+            insort(self._dead, member, key=_LAST_SEEN)
             self._changed(member.id)
-        dead = [member for member in self._members.values() if not member.alive]
-        dead.sort(key=lambda member: (-member.last_seen, member.id))
-        for place, member in enumerate(dead):
-            if place >= MAX_DEAD or now - member.last_seen > DEAD_KEPT_S:
-                del self._members[member.id]
-                self._changed(member.id)
+        while self._dead and (len(self._dead) > MAX_DEAD or now - self._dead[0].last_seen > DEAD_KEPT_S):
+            forgotten = self._dead.pop(0)
+            del self._members[forgotten.id]
+            self._changed(forgotten.id)

@@ -30,28 +30,35 @@ class _Quarantine:
 
 
 class Quarantines:
-    """The quarantines of one job. Its length is the number of workers that are, or were, quarantined."""
+    """The quarantines of one job. Its length is the number of workers that may be quarantined now; see `end`."""
 
     def __init__(self) -> None:
         self._quarantines: dict[str, _Quarantine] = {}  # by worker, earlier workers included
+        self._in_force: set[str] = set()  # workers whose latest quarantine `end` has not ended
         self._hangs: Counter[str] = Counter()  # by worker; not stored, so a restart of the coordinator clears it
 
     def __len__(self) -> int:
-        return len(self._quarantines)
+        return len(self._in_force)
 
     def add(self, worker: str, now: float) -> float:
         """Quarantines a worker, longer each time; returns the seconds."""
         found = self._quarantines.setdefault(worker, _Quarantine())
         seconds = min(_QUARANTINE_S * 2.0 ** min(found.count, _DOUBLED), _MAX_QUARANTINE_S)
         found.count, found.until = found.count + 1, now + seconds
+        self._in_force.add(worker)
         self._hangs.pop(worker, None)
         return seconds
 
+    def end(self, now: float) -> bool:
+        """Ends the quarantines that are over; returns whether there were any. Their workers can get assignments."""
+        over = {worker for worker in self._in_force if now >= self._quarantines[worker].until}
+        self._in_force -= over
+        return bool(over)
+
     def note(self, now: float) -> str:
         """Returns which workers are quarantined and until when, for users; empty if none are."""
-        if not self._quarantines:  # asked for each live job, whenever workers are assigned
-            return ""
-        ends = {worker: time.gmtime(it.until) for worker, it in sorted(self._quarantines.items()) if now < it.until}
+        in_force = sorted((worker, self._quarantines[worker].until) for worker in self._in_force)
+        ends = {worker: time.gmtime(until) for worker, until in in_force if now < until}
         found = [f"worker {worker} until {time.strftime('%H:%M:%S UTC', end)}" for worker, end in ends.items()]
         left = len(found) - _MAX_NAMED
         return f"quarantined: {', '.join(found[:_MAX_NAMED])}{f' and {left} more' if left > 0 else ''}" if found else ""
@@ -74,3 +81,4 @@ class Quarantines:
     def restore_from(self, records: Iterable[state_pb2.QuarantineRecord], now: float) -> None:
         """Restores the quarantines. Each ends no later than if it began now."""
         self._quarantines = {it.worker: _Quarantine(it.count, min(it.until, now + _MAX_QUARANTINE_S)) for it in records}
+        self._in_force = set(self._quarantines)

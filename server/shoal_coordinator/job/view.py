@@ -242,7 +242,7 @@ class JobView:
 
     @property
     def has_quarantines(self) -> bool:
-        """Whether a worker is, or was, quarantined."""
+        """Whether a worker may be quarantined now."""
         return bool(self._worker_group.quarantines)
 
     def step_limit(self, worker: str, now: float) -> int:

@@ -136,6 +136,20 @@ def test_the_dead_are_remembered_for_a_while_and_not_too_many() -> None:
     assert list(members) == []
 
 
+def test_a_member_that_came_back_is_not_forgotten_with_the_dead() -> None:
+    members = Membership(HEARTBEAT_TIMEOUT_S)
+    for number in range(membership.MAX_DEAD):
+        name = f"w{number}"
+        members.leave(name, members.register(worker(name), float(number)).incarnation, float(number))
+    members.register(worker("w0", "p1"), 300.0)
+    for name in ("x", "y"):
+        members.leave(name, members.register(worker(name), 300.0).incarnation, 300.0)
+    members.validate()
+    assert members.is_alive("w0")
+    assert len(members) == 1 + membership.MAX_DEAD
+    assert members.find("w1") is None, "the first that died"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -8,6 +8,7 @@ from shoal.consistency import Asynchronous, BoundedStaleness, Consistency, Synch
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.job import Job
 from shoal.status import JobState, Role
+from shoal_coordinator.cluster.scheduler import Scheduler
 from shoal_coordinator.job import QuarantineReason
 from shoal_coordinator.messages import events
 from support.clusters.cluster_rig import KEEPING, Rig, session
@@ -58,6 +59,30 @@ class TestADyingTrainer:
         jump(rig, 2)
         assert rig.beat("w1")[0].job == "a"
         assert "quarantined" not in rig.status("a").reason
+
+    def test_is_assigned_once_when_its_quarantine_ends_and_then_nothing_is_scheduled(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        start(rig, "w0", "w1")
+        fail(rig, "w1")
+        rig.workers("w1")
+        scheduled: list[float] = []
+        schedule = Scheduler.schedule
+
+        def counted(scheduler: Scheduler, now: float) -> None:
+            scheduled.append(now)
+            schedule(scheduler, now)
+
+        monkeypatch.setattr(Scheduler, "schedule", counted)
+        for seconds in (20, 20, 19):
+            jump(rig, seconds)
+        assert not scheduled
+        jump(rig, 2)
+        assert scheduled == [rig.now]
+        assert rig.beat("w1")[0].job == "a"
+        for _ in range(3):
+            jump(rig, 1)
+        assert len(scheduled) == 1
 
     def test_gives_another_worker_its_place(self, rig: Rig) -> None:
         rig.workers("w2")
