@@ -188,8 +188,10 @@ def coordinator(options: CoordinatorOptions) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def start(registry: CollectorRegistry, _metrics_address: str) -> lifecycle.Running:
+        from shoal_coordinator.open_files import warn_of_few_files  # noqa: PLC0415
         from shoal_coordinator.process import start_coordinator  # noqa: PLC0415 - numpy is slow
 
+        warn_of_few_files()
         return start_coordinator(options.config(identity, credentials), registry, fail)
 
     lifecycle.run_role(

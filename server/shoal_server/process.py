@@ -219,5 +219,5 @@ class Server:
 
 
 def _warn_of_few_files(lanes: int) -> None:
-    if warning := open_files_warning(_FILES_PER_LANE * lanes + _OTHER_FILES, f"{lanes} lanes (--lanes)"):
+    if warning := open_files_warning(_FILES_PER_LANE * lanes + _OTHER_FILES, f"{lanes} lanes", "--lanes"):
         _log.warning("connections may be refused", reason=warning)

@@ -260,7 +260,14 @@ WATCHERS = _add("WATCHERS", 256, "calls", "the calls that watch jobs", roles=_CO
 CALLER_WATCHERS = _add("CALLER_WATCHERS", 64, "calls", "the calls of one caller that watch jobs", roles=_COORDINATOR)
 
 _add = _group("Connections", errors.Overloaded)
-CONNECTIONS = _add("CONNECTIONS", 16_384, "connections", "the gRPC port of a role", roles=(), excess="closed by gRPC")
+CONNECTIONS = _add(
+    "CONNECTIONS",
+    16_384,
+    "connections",
+    "the gRPC port of a role",
+    roles=(),
+    excess="closed by gRPC, which cannot limit the connections of one host; `HOST_CALLS` limits its calls",
+)
 LANES = _add("LANES", 1_024, "lanes", "a server", roles=_SERVER, option="--lanes")
 HOST_LANES = _add("HOST_LANES", 768, "lanes", "one host at a server", roles=_SERVER, option="--host-lanes")
 PAGE_CONNECTIONS = _add("PAGE_CONNECTIONS", 256, "connections", "the page", roles=_COORDINATOR)

@@ -20,19 +20,20 @@ def raise_open_files() -> int:
     return soft
 
 
-def open_files_warning(needed: int, what: str) -> str:
+def open_files_warning(needed: int, what: str, option: str = "") -> str:
     """Returns a warning that says what to do if the limit on open files is too low for a role, or an empty string.
 
     Args:
         needed: number of files that the role may open.
-        what: what needs them, and the option that lowers it.
+        what: what needs them, as a plural.
+        option: the option that lowers their number; empty if there is none.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return ""
     return (
         f"the limit on open files is {soft}, but {what} need up to {needed}; raise the hard limit "
-        "(ulimit -Hn, LimitNOFILE of systemd), or lower that option"
+        f"(ulimit -Hn, LimitNOFILE of systemd){f', or lower {option}' if option else ''}"
     )
 
 

@@ -31,6 +31,8 @@ def test_the_soft_limit_becomes_the_hard_one(
 
 def test_too_low_a_limit_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
-    assert open_files.open_files_warning(1024, "1 lane (--lanes)") == ""
-    warning = open_files.open_files_warning(4096, "2048 lanes (--lanes)")
-    assert warning.startswith("the limit on open files is 1024, but 2048 lanes (--lanes) need up to 4096; raise")
+    assert open_files.open_files_warning(1024, "1 lane", "--lanes") == ""
+    warning = open_files.open_files_warning(4096, "2048 lanes", "--lanes")
+    assert warning.startswith("the limit on open files is 1024, but 2048 lanes need up to 4096; raise the hard limit")
+    assert warning.endswith(", or lower --lanes")
+    assert open_files.open_files_warning(4096, "2048 connections").endswith("LimitNOFILE of systemd)")
