@@ -61,6 +61,28 @@ def _principal_in(certificate: x509.Certificate) -> Principal:
     )
 
 
+def certificate_id(pem: bytes) -> str:
+    """Returns the id by which a certificate is revoked: `cert:SERIAL`, in hexadecimal.
+
+    Args:
+        pem: the certificate. Further certificates may follow it, as in a chain.
+
+    Raises:
+        BadRequest: it cannot be read, or is that of a CA, whose revocation would refuse nobody.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        is_ca = any(it.value.ca for it in certificate.extensions if isinstance(it.value, x509.BasicConstraints))
+    except DAMAGED as error:
+        raise errors.BadRequest(f"it is no certificate in PEM format: {error}") from None
+    if is_ca:
+        raise errors.BadRequest(
+            "it is the certificate of a CA, and its revocation would not revoke those that the CA has issued; revoke "
+            "each of them, or make a new CA (`shoal certs init`)"
+        )
+    return f"{ID_PREFIX}{certificate.serial_number:x}"
+
+
 def alternative_names(
     certificate: x509.Certificate, kind: type[x509.DNSName] | type[x509.UniformResourceIdentifier]
 ) -> list[str]:
@@ -76,4 +98,4 @@ def alternative_names(
     return alternatives.value.get_values_for_type(kind)
 
 
-__all__ = ["DAMAGED", "ROLE_URI", "alternative_names", "principal_in"]
+__all__ = ["DAMAGED", "ROLE_URI", "alternative_names", "certificate_id", "principal_in"]

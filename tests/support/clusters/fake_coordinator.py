@@ -105,8 +105,8 @@ class FakeCoordinator(
     def CreateToken(self, _request: object, _context: object) -> token_pb2.CreateTokenReply:
         raise AssertionError("this cluster asks for no tokens")
 
-    def RevokeToken(self, _request: object, _context: object) -> token_pb2.RevokeTokenReply:
-        raise AssertionError("this cluster asks for no tokens")
+    def RevokeToken(self, request: token_pb2.RevokeTokenRequest, _context: object) -> token_pb2.RevokeTokenReply:
+        return token_pb2.RevokeTokenReply(tokens=[token_pb2.Token(id=request.token, revoked=True)])
 
     def ListTokens(self, _request: object, _context: object) -> token_pb2.ListTokensReply:
         return token_pb2.ListTokensReply(tokens=self.tokens)

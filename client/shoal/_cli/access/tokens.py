@@ -63,12 +63,19 @@ def revoke(
     connect: options.ConnectCoordinator,
     token: Annotated[
         str, typer.Argument(metavar="TOKEN", help="Id of a token, name of a holder, or cert:SERIAL of a certificate.")
-    ],
+    ] = "",
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate to revoke, in PEM format. Its key is not needed.")
+    ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Revokes a token, all tokens of one holder, or a certificate."""
-    with Output(as_json) as out, connect() as client:
-        reply = client.call(client.tokens.RevokeToken, token_pb2.RevokeTokenRequest(token=token))
+    with Output(as_json) as out:
+        if bool(token) == bool(certificate):
+            raise errors.BadRequest("give either TOKEN or --certificate FILE")
+        token = _certificate_id(certificate) if certificate else token
+        with connect() as client:
+            reply = client.call(client.tokens.RevokeToken, token_pb2.RevokeTokenRequest(token=token))
         revoked = [_record(each) for each in reply.tokens]
         ids = ", ".join(each.id for each in reply.tokens)
         out.message(f"revoked {ids}" if ids else f"{token} was already revoked", {"revoked": revoked})
@@ -101,6 +108,17 @@ def ls(
             for token in reply.tokens
         ]
         out.rows("tokens", ["id", "holder", "access role", "expires", "state"], rows)
+
+
+def _certificate_id(file: Path) -> str:
+    from shoal._security.certificate_identity import certificate_id  # noqa: PLC0415 - slow
+
+    try:
+        return certificate_id(file.read_bytes())
+    except OSError as error:
+        raise errors.BadRequest(f"cannot read the certificate {file}: {error.strerror}") from None
+    except errors.BadRequest as error:
+        raise errors.BadRequest(f"cannot revoke {file}: {error.message}") from None
 
 
 def _created(file: Path) -> int:

@@ -44,7 +44,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "shoal run": ["TF_CONFIG=... shoal run --checkpoints ./checkpoints"],
     "shoal token": ["shoal token create alice --file alice.token", "shoal token ls"],
     "shoal token create": ["shoal token create alice --role reader --days 7 --file alice.token"],
-    "shoal token revoke": ["shoal token revoke alice"],
+    "shoal token revoke": ["shoal token revoke alice", "shoal token revoke --certificate alice.pem"],
     "shoal token ls": ["shoal token ls"],
     "shoal checkpoints": ["shoal checkpoints ls --checkpoints ./checkpoints"],
     "shoal checkpoints ls": ["shoal checkpoints ls --checkpoints ./checkpoints", "shoal checkpoints ls night"],

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography import x509
 from grpc import ServicerContext
 from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
@@ -21,6 +22,7 @@ from shoal._cli import options, output
 from shoal._cli.app import app
 from shoal._cli.job_watch import follow, summary
 from shoal._cli.output import Output
+from shoal._security.certificates import make_certificates
 from shoal._wire.layout import Placement
 from shoal.optim import Optimizer
 from shoal.status import Evaluation, JobResult, StepTiming, Timings
@@ -850,6 +852,16 @@ class TestTokens:
         _, _, ann, certificate = run("token", "ls").stdout.splitlines()
         assert ann.split()[:3] == ["5d0c", "ann", "reader"]
         assert certificate.split() == ["cert:1a", "-", "-", "-", "revoked"]
+
+    def test_revoke_the_certificate_in_a_file(self, run: Callable[..., Result], tmp_path: Path) -> None:
+        make_certificates(tmp_path)
+        file = tmp_path / "reader.pem"
+        serial = x509.load_pem_x509_certificate(file.read_bytes()).serial_number
+        assert run("token", "revoke", "--certificate", file).stdout.split() == ["revoked", f"cert:{serial:x}"]
+        for bad, why in (("ca.pem", "of a CA"), ("reader-key.pem", "PEM format"), ("none.pem", "No such file")):
+            assert why in run("token", "revoke", "--certificate", tmp_path / bad).stderr
+        for arguments in ((), ("ann", "--certificate", file)):
+            assert "give either TOKEN or --certificate FILE" in run("token", "revoke", *arguments).stderr
 
 
 class TestTables:
