@@ -19,6 +19,8 @@ from shoal.status import JobState, Role
 JOB = "scale"
 WATCHERS = 60
 _WATCH_ROUNDS = 3
+# Enough for any run: the simulated workers need minutes for one epoch.
+_EPOCHS = 1_000
 _POLL_S = 0.25
 
 
@@ -113,7 +115,12 @@ def admit(run: Simulation) -> dict[str, Any]:
     """
     scale = run.scale
     spec = shoal.Job(
-        "simulated:job", name=JOB, workers=scale.workers, shards=scale.servers, consistency=shoal.Asynchronous()
+        "simulated:job",
+        name=JOB,
+        workers=scale.workers,
+        shards=scale.servers,
+        consistency=shoal.Asynchronous(),
+        epochs=_EPOCHS,
     )
     used, began = cpu_s(run.coordinator), time.monotonic()
     run.job = run.client.submit(spec)
@@ -133,11 +140,13 @@ def admit(run: Simulation) -> dict[str, Any]:
 def train(run: Simulation) -> dict[str, Any]:
     """Measures the coordinator while all workers report."""
     time.sleep(2 * run.interval_s)  # until all have heard the interval, and calls are spread
-    load = _load(run, run.scale.measured_s)
+    leases, load = ask(run.workers)["leases"], _load(run, run.scale.measured_s)
+    leases = ask(run.workers)["leases"] - leases
     return {
         "interval_s": round(run.interval_s, 3),
         "calls_per_s": round(load.calls / load.seconds, 1),
         "heartbeats_per_s": round(load.heartbeats / load.seconds, 1),
+        "leases_per_s": round(leases / load.seconds, 1),
         "coordinator_cores": round(load.cores, 3),
         "us_per_call": round(load.us_per_call),
         "steps_reported": ask(run.workers)["steps"],

@@ -3,11 +3,11 @@
 python benchmarks/control_plane/scale.py [--workers N] [--servers N] ... [--keep]
 
 The coordinator is real, in a process of its own, and its members are simulated (`members`): they register, enter one
-job, send heartbeats and report. The script measures how long entry takes; how much processor time the coordinator uses
-while all workers train, both without watchers and while clients watch another job; how soon servers release a silent
-worker; and how soon the last worker learns that its job was cancelled. It then measures what a call without any work
-costs a gRPC server (`bare_calls`), and what steps cost real servers and workers (`constants`); `--short` takes what
-steps cost from benchmarks/results/scale.json.
+job, send heartbeats, lease samples and report. The script measures how long entry takes; how much processor time the
+coordinator uses while all workers train, both without watchers and while clients watch another job; how soon servers
+release a silent worker; and how soon the last worker learns that its job was cancelled. It then measures what a call
+without any work costs a gRPC server (`bare_calls`), and what steps cost real servers and workers (`constants`);
+`--short` takes what steps cost from benchmarks/results/scale.json.
 
 It prints one JSON line. Its exit status is 1 if a target is missed. `--keep` writes the line to
 benchmarks/results/scale.json, and renews the tables and the chart of docs/explanation/scale.md (`scale_page`).

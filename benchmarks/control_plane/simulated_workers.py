@@ -1,10 +1,12 @@
 """Simulated workers: they speak the real protocol, and move no values.
 
 A worker registers, sends heartbeats when they are due, enters the job that it is assigned to, and then reports a few
-steps as often as the coordinator asks. It leases no samples.
+steps as often as the coordinator asks. It leases ranges of samples, and asks for the next one when its steps have used
+all samples of the last one.
 """
 
 import asyncio
+import random
 import time
 from functools import cache
 from typing import Any
@@ -20,8 +22,10 @@ from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2, job_pb2_grp
 # Seconds for which one Join waits, and the shape of a variable.
 JOIN_WAIT_S = 20.0
 SHAPE = (64, 64)
-# Steps in one report, as of a worker that makes ten a second in a small cluster.
-STEPS = 5
+# Steps in one report, as of a worker that makes ten a second in a small cluster, and samples of a step.
+STEPS, BATCH = 5, 32
+# Samples of an epoch. By default, each of a thousand workers then leases a range for 13 reports.
+SAMPLES = 1 << 24
 
 
 @cache
@@ -38,7 +42,7 @@ class Worker:
         variables: number of variables that it describes.
 
     Attributes:
-        heartbeats, reports: numbers of those that were answered.
+        heartbeats, reports, leases: numbers of those that were answered.
         lost: how often the coordinator had declared it lost.
         steps: those that it has reported.
         joined_at: when it learned that it may train, by the monotonic clock; 0: not yet.
@@ -48,11 +52,12 @@ class Worker:
 
     def __init__(self, name: str, variables: int) -> None:
         self.name, self._variables = name, variables
-        self.heartbeats = self.reports = self.lost = self.steps = 0
+        self.heartbeats = self.reports = self.leases = self.lost = self.steps = 0
         self.joined_at = self.learned_at = self.heard_at = 0.0
         self.pace = HeartbeatPace()
         self._incarnation = self._assignment = 0
         self._job = ""
+        self._lease = self._unused = 0  # number of its lease, and samples of it that no step has used
 
     async def live(self, coordinator: str, registering: asyncio.Semaphore, registered: asyncio.Semaphore) -> None:
         """Takes part in the cluster until it is cancelled."""
@@ -106,16 +111,28 @@ class Worker:
         try:
             async with describing:
                 variables = described(self._variables)
-                await answered(jobs.Describe, job_pb2.DescribeRequest(variables=variables, samples=1 << 20, **call))
+                await answered(jobs.Describe, job_pb2.DescribeRequest(variables=variables, samples=SAMPLES, **call))
             while not (await answered(jobs.Join, job_pb2.JoinRequest(wait_s=JOIN_WAIT_S, **call), None)).ready:
                 pass
             self.joined_at = time.monotonic()
             while not self.learned_at:
+                await self._take_samples(jobs, call)
                 await asyncio.sleep(self.pace.report_due_s)
                 if await self._report(jobs, call):
                     self._learn()
         except grpc.aio.AioRpcError:  # the heartbeat tells why
             return
+
+    async def _take_samples(self, jobs: Any, call: dict[str, Any]) -> None:
+        """Leases the next range if there are not enough samples for the steps of a report."""
+        if self._unused < STEPS * BATCH:
+            reply = await answered(jobs.Lease, job_pb2.LeaseRequest(done=self._lease, **call))
+            self.leases += 1
+            samples = reply.range.stop - reply.range.start
+            # Workers do not lease in step: each has used a part of its first range.
+            self._unused = samples if self._lease else random.Random(self.name).randint(0, samples)
+            self._lease = reply.range.lease
+        self._unused -= STEPS * BATCH
 
     async def _report(self, jobs: Any, call: dict[str, Any]) -> bool:
         """Reports some steps, and returns whether the job has ended."""
@@ -128,7 +145,7 @@ class Worker:
         request = job_pb2.ReportRequest(
             step=self.steps,
             accepted=self.steps,
-            samples=32 * self.steps,
+            samples=BATCH * self.steps,
             values={"loss": 0.5},
             staleness={1: self.steps},
             timings=timings,
@@ -170,6 +187,7 @@ async def work(coordinator: str, first: int, count: int, variables: int) -> None
                 "workers": len(workers),
                 "heartbeats": sum(worker.heartbeats for worker in workers),
                 "reports": sum(worker.reports for worker in workers),
+                "leases": sum(worker.leases for worker in workers),
                 "lost": sum(worker.lost for worker in workers),
                 "steps": sum(worker.steps for worker in workers),
                 "joined": sum(worker.joined_at > 0 for worker in workers),

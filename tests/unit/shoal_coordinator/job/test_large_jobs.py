@@ -1,6 +1,7 @@
 """Jobs of a thousand workers: a decision about one of them writes one small record, however many there are."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_a_decision_about_a_worker_writes_its_rank(workers: int) -> None:
     job.admitted(dict.fromkeys(range(1, workers + 1), 0), START)
     assert job.state is JobState.RUNNING
     for worker in range(workers):  # in order of rank, so that no range is skipped
-        names, size = written.by(lambda worker=worker: job.lease(f"w{worker}", 0, START))
+        names, size = written.by(partial(job.lease, f"w{worker}", 0, START))
         assert names == {"ledger", f"lease/w{worker}"}
         assert size < 60
         job.report(report(worker), START)

@@ -61,7 +61,7 @@ def restored(source: str = "a/2", variables: str | tuple[str, ...] = ("b", "w"),
 
 
 def resume(machine: Recovery, checkpoint: RestoredCheckpoint, program: ProgramDescription = PROGRAM) -> ResumePlan:
-    return machine.resume(checkpoint, program, lambda: None)
+    return machine.resume(checkpoint, program, lambda _: None)
 
 
 class TestLosing:
