@@ -117,4 +117,4 @@ def _gradients(x: Any, kernel: Any, dy: Any, by_kernel: Any, dx: Any, strides: A
         by_kernel += of_one
 
 
-__all__ = ["convolve_each", "gradients_each", "compile_kernels"]
+__all__ = ["compile_kernels", "convolve_each", "gradients_each"]
