@@ -122,7 +122,7 @@ def test_a_sending_thread_that_fails_ends_the_group(monkeypatch: pytest.MonkeyPa
     send = Lane.send
 
     def fails(lane: Lane, *args: Any, **options: Any) -> None:
-        if threading.current_thread().name == "rank 1 sends":
+        if threading.current_thread().name == "rank 1 sends to rank 2":
             raise ValueError("the frame is too large")
         send(lane, *args, **options)
 
@@ -212,3 +212,43 @@ def test_arrays_that_cannot_be_reduced_are_refused() -> None:
         "the array is not contiguous and writable",
         "root is 1",
     ]
+
+
+@pytest.mark.parametrize("hosts", [[0, 0, 0, 0], [0, 1, 0, 1], [0, 1, 2, 3]])
+def test_subgroups_make_calls_of_their_own(hosts: list[int]) -> None:
+    def work(group: Group) -> list[list[float]]:
+        line = group.subgroup([0, 1] if group.rank < 2 else [2, 3])
+        column = group.subgroup([group.rank % 2, group.rank % 2 + 2])
+        large = np.full(100_000, 1.0 + group.rank)
+        found = [line.all_reduce(np.array([1.0 + group.rank])), column.all_reduce(large, ReduceOp.MEAN)[:1]]
+        found += [line.broadcast(np.array([10.0 * group.rank]), root=1), group.all_reduce(np.ones(1))]
+        line.pass_soon(1 - line.rank, b"two", [large, np.zeros((0, 2))])
+        said, (passed, empty) = line.passed(1 - line.rank, lambda _: [np.empty(100_000), np.empty((0, 2))])
+        line.flush()
+        assert (said, empty.shape) == (b"two", (0, 2))
+        column.agree("the end")
+        line.close()
+        column.close()
+        return [it.tolist() for it in (*found, passed[-1:])]
+
+    assert succeeded(run_ranks(4, work, hosts=hosts)) == [
+        [[3.0], [2.0], [10.0], [4.0], [3.0]],
+        [[3.0], [3.0], [10.0], [4.0], [2.0]],
+        [[7.0], [2.0], [30.0], [4.0], [3.0]],
+        [[7.0], [3.0], [30.0], [4.0], [2.0]],
+    ]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_ranks_that_do_not_agree_are_told(share: bool) -> None:
+    def work(group: Group) -> None:
+        part = group.subgroup([0, 1, 2])
+        part.agree("this" if group.rank else "that")
+        part.barrier()  # a rank may agree with the one before it
+
+    assert all(isinstance(it, errors.RanksDisagree) for it in run_ranks(3, work, share=share))
+
+
+def test_a_rank_outside_of_a_subgroup_is_refused() -> None:
+    found = run_ranks(2, lambda group: group.subgroup([1 - group.rank]))
+    assert all(isinstance(it, errors.BadRequest) for it in found)

@@ -41,6 +41,7 @@ class Collective(enum.Enum):
     ALL_GATHER = "all_gather"
     BROADCAST = "broadcast"
     BARRIER = "barrier"
+    AGREE = "agree"
 
 
 _COLLECTIVES, _OPS = tuple(Collective), tuple(ReduceOp)

@@ -3,7 +3,7 @@
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,7 +16,7 @@ from shoal_distribute.collectives.calls import Collective, CollectiveCall, Reduc
 from shoal_distribute.collectives.connections import Connections
 from shoal_distribute.collectives.host_rings import HostRings
 from shoal_distribute.collectives.meeting import connect
-from shoal_distribute.collectives.members import Members
+from shoal_distribute.collectives.members import Members, SubgroupMesh
 from shoal_distribute.collectives.mesh import Mesh
 from shoal_distribute.collectives.schedule import slices
 from shoal_distribute.collectives.shared_blocks import SharedBlocks
@@ -58,6 +58,7 @@ class Group:
     def __init__(self, mesh: Mesh, stop: Callable[[], None], *, share: bool = True, directory: Path = SHM) -> None:
         self.rank, self.ranks = mesh.rank, mesh.ranks
         self._mesh, self._stop = mesh, stop
+        self._share, self._directory = share, directory
         self._calls = 0
         everyone = Members(mesh, tuple(range(self.ranks)))
         self._way: Way = Connections(everyone)
@@ -235,6 +236,81 @@ class Group:
         """
         with self._call(Collective.BARRIER, np.zeros(0, np.uint8), ()):
             self._way.barrier()
+
+    def subgroup(self, ranks: Sequence[int]) -> "Group":
+        """Returns a group of some ranks of this one. All of them call it, with the same list.
+
+        A failure ends all groups of these ranks. The calls of a rank must have the same order in all groups together.
+
+        Args:
+            ranks: the ranks, which have the numbers of their places in the new group.
+
+        Raises:
+            BadRequest: this rank is not in the list.
+            RankLost, RanksDisagree: see the class.
+        """
+        if self.rank not in ranks:
+            raise errors.BadRequest(f"rank {self.rank} cannot be in a subgroup of the ranks {list(ranks)}")
+        mesh = SubgroupMesh(Members(self._mesh, tuple(ranks)))
+        return Group(mesh, lambda: None, share=self._share, directory=self._directory)
+
+    def name_ranks(self, names: Mapping[int, str]) -> None:
+        """Sets what errors call ranks besides their numbers.
+
+        Args:
+            names: the names by rank.
+        """
+        self._mesh.name_ranks(names)
+
+    def agree(self, what: str) -> None:
+        """Makes sure that all ranks are about to do the same, such as a step in which they pass arrays.
+
+        Raises:
+            RankLost, RanksDisagree: see the class.
+        """
+        with self._call(Collective.AGREE, np.zeros(0, np.uint8), what):
+            pass
+
+    def pass_soon(self, rank: int, said: bytes, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Sends arrays to one rank, on a thread, which calls `passed`. They must not change before `flush`.
+
+        Args:
+            rank: the rank.
+            said: says what the arrays are: their shapes and dtypes, and whatever the other rank needs; at most 1 MiB.
+            arrays: contiguous arrays.
+        """
+        self._mesh.tell_soon(rank, said)
+        for array in arrays:
+            self._mesh.send_soon(rank, array)
+
+    def passed(
+        self, rank: int, made: Callable[[bytes], Sequence[np.ndarray[Any, Any]]]
+    ) -> tuple[bytes, Sequence[np.ndarray[Any, Any]]]:
+        """Waits for the next arrays that another rank passes to this one.
+
+        Args:
+            rank: the other rank.
+            made: returns memory for the arrays, given what the other rank says of them.
+
+        Returns:
+            What the other rank says, and the arrays.
+
+        Raises:
+            RankLost, RanksDisagree: see the class.
+        """
+        said = self._mesh.hear(rank)
+        arrays = made(said)
+        for array in arrays:
+            self._mesh.receive(rank, array)
+        return said, arrays
+
+    def flush(self) -> None:
+        """Waits until all arrays of `pass_soon` have been sent. No other call may come before.
+
+        Raises:
+            RankLost, RanksDisagree: see the class.
+        """
+        self._mesh.flush()
 
     def check(self) -> None:
         """Looks, without waiting, whether a rank has failed. Each call does so too.

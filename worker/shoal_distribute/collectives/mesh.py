@@ -4,13 +4,13 @@ A rank sends on the connections that it has opened, and receives on those that i
 while another one receives. They have no time limit: `watch` ends them if a rank fails.
 """
 
-import contextlib
 import math
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from shoal_distribute.collectives.times import TimesBoard
 from shoal_distribute.collectives.watch import SILENT_S, RankFrame, Watch
 from shoal_distribute.threads import start_thread
 
-_CALL_BYTES = 64
+_CALL_BYTES, _MESSAGE_BYTES = 64, 1 << 20
 # Bytes of one frame of a large array. A rank adds or passes on one frame while it receives the next.
 FRAME_BYTES = 1 << 20
 # Frames of arrays have a multiple of a cache line's bytes, and so has what precedes the array in them. Then the kernel
@@ -66,8 +66,7 @@ class Mesh:
         self.sent_bytes = self.rounds = 0
         self._closed = False
         self._opened, self._accepted = dict(opened), dict(accepted)
-        self._sends: queue.SimpleQueue[tuple[int, np.ndarray[Any, Any]] | threading.Event | None] = queue.SimpleQueue()
-        self._sender: threading.Thread | None = None
+        self._senders: dict[int, _Sender] = {}  # by the rank that they send to
         self.times = TimesBoard(rank, self.ranks)
         self._watch = Watch(
             rank,
@@ -80,17 +79,23 @@ class Mesh:
         )
         self._watch.start()
 
-    def agree(self, call: CollectiveCall) -> None:
+    def agree(self, call: CollectiveCall, among: Sequence[int] = ()) -> None:
         """Compares a call with that of the previous rank, and tells it to the next one.
+
+        Args:
+            call: the call.
+            among: the ranks that make it, in order; all if there are none.
 
         Raises:
             RanksDisagree: the previous rank makes another call.
             RankLost: a rank has ended.
         """
-        if self.ranks == 1:
+        ranks = among or range(self.ranks)
+        if len(ranks) == 1:
             return
-        self._send((self.rank + 1) % self.ranks, RankFrame.CALL, [call.encode()])
-        previous = (self.rank - 1) % self.ranks
+        place = ranks.index(self.rank)
+        self._send(ranks[(place + 1) % len(ranks)], RankFrame.CALL, [call.encode()])
+        previous = ranks[place - 1]
         link = self._begin(previous, RankFrame.CALL, _CALL_BYTES, waits=True)
         theirs = CollectiveCall.decode(bytes(link.payload()))
         if theirs != call:
@@ -110,22 +115,34 @@ class Mesh:
 
     def send_soon(self, rank: int, array: np.ndarray[Any, Any]) -> None:
         """Sends an array on a thread, in the order of the calls. It must not change before `flush`."""
-        if self._sender is None:
-            self._sender = start_thread(self._send_queued, f"rank {self.rank} sends")
         self.sent_bytes += array.nbytes
-        self._sends.put((rank, array))
+        self._sender_to(rank).put(partial(self._send, rank, RankFrame.DATA, _framed(array)))
+
+    def tell_soon(self, rank: int, said: bytes) -> None:
+        """Sends a message on a thread, in the order of the calls with those of `send_soon`."""
+        self._sender_to(rank).put(partial(self._send, rank, RankFrame.MESSAGE, [said]))
 
     def flush(self) -> None:
-        """Waits until all arrays of `send_soon` have been sent.
+        """Waits until all that `send_soon` and `tell_soon` got has been sent.
 
         Raises:
             RankLost, RanksDisagree: a rank has failed.
         """
-        if self._sender:
-            done = threading.Event()
-            self._sends.put(done)
-            done.wait()
+        for sender in self._senders.values():
+            sender.flush()
         self.check()
+
+    def hear(self, rank: int) -> bytes:
+        """Waits for the next message of a rank.
+
+        Raises:
+            RankLost, RanksDisagree: this or another rank has failed.
+        """
+        link = self._begin(rank, RankFrame.MESSAGE, _MESSAGE_BYTES, waits=False)
+        try:
+            return bytes(link.payload())
+        except errors.ShoalError as error:
+            raise self.lost(rank, error.message) from error
 
     def receive(self, rank: int, array: np.ndarray[Any, Any], *, waits: bool = False) -> None:
         """Waits for the next array of a rank.
@@ -148,6 +165,10 @@ class Mesh:
             link.fill(len(_FRONT), [it for it in (_bytes_of(array), memoryview(rest)) if it])
         except errors.ShoalError as error:
             raise self.lost(rank, error.message) from error
+
+    def name_ranks(self, names: Mapping[int, str]) -> None:
+        """Sets what errors call ranks besides their numbers."""
+        self._watch.names.update(names)
 
     def check(self) -> None:
         """Looks, without waiting, whether a rank has failed.
@@ -177,9 +198,8 @@ class Mesh:
         self._closed = True
         self._watch.leave()
         self._close_all()
-        if self._sender:
-            self._sends.put(None)
-            self._sender.join()
+        for sender in self._senders.values():
+            sender.close()
 
     def _close_all(self) -> None:
         for link in (*self._opened.values(), *self._accepted.values()):
@@ -206,21 +226,53 @@ class Mesh:
         except errors.ShoalError as error:
             raise self.lost(rank, error.message) from error
 
-    def _send_queued(self) -> None:
-        while (item := self._sends.get()) is not None:
-            if isinstance(item, threading.Event):
-                item.set()
-            elif self._watch.failure is None:
-                self._send_item(*item)
+    def _sender_to(self, rank: int) -> "_Sender":
+        """Returns what sends to a rank: one that is slow to read does not delay what others get."""
+        if rank not in self._senders:
+            self._senders[rank] = _Sender(f"rank {self.rank} sends to rank {rank}", partial(self._end, rank))
+        return self._senders[rank]
 
-    def _send_item(self, rank: int, array: np.ndarray[Any, Any]) -> None:
-        """Sends an array, or ends the group: `flush` raises why."""
-        try:
-            with contextlib.suppress(errors.ShoalError):  # the group has ended
-                self._send(rank, RankFrame.DATA, _framed(array))
-        except Exception as error:
+    def _end(self, rank: int, error: Exception) -> None:
+        """Ends the group because this rank cannot send to another one: `flush` raises why."""
+        if not isinstance(error, errors.ShoalError):  # otherwise the group has ended
             reason = f"rank {self.rank} cannot send to rank {rank}: {type(error).__name__}: {error}"
             self._watch.fail(errors.InternalError(reason))
+
+
+class _Sender:
+    """A thread that sends in the order of the calls.
+
+    Args:
+        name: name of the thread.
+        failed: gets the error of a call. Those behind it are made, too, and fail at once.
+    """
+
+    def __init__(self, name: str, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = start_thread(self._run, name)
+
+    def put(self, call: Callable[[], None]) -> None:
+        """Makes a call later."""
+        self._calls.put(call)
+
+    def flush(self) -> None:
+        """Waits until all calls have been made."""
+        done = threading.Event()
+        self._calls.put(done.set)
+        done.wait()
+
+    def close(self) -> None:
+        """Makes the calls that are left, and ends the thread."""
+        self._calls.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except Exception as error:
+                self._failed(error)
 
 
 def frames_of(flat: np.ndarray[Any, Any], part: Part) -> Iterator[np.ndarray[Any, Any]]:

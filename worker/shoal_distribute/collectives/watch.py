@@ -32,6 +32,7 @@ class RankFrame(enum.IntEnum):
     CALL = 4  # the collective call that the following data belong to
     DATA = 5
     HEARTBEAT = 6  # the sender lives
+    MESSAGE = 7  # what the following data are, from one rank to another, outside of collective calls
     ERROR = 8
     END = 9  # the sender leaves
 
@@ -52,6 +53,9 @@ class Watch:
         meeting_s: seconds in which the other ranks may still connect with each other, before their first heartbeat.
         told: returns what this rank's next heartbeat carries.
         reported: gets the number of a rank, and what its heartbeat carries.
+
+    Attributes:
+        names: what errors call ranks besides their numbers, by rank.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Watch:
     ) -> None:
         self.rank, self.ranks = rank, len(connections) + 1
         self._told, self._reported = told, reported
+        self.names: dict[int, str] = {}
         self._meeting_s = min(meeting_s, _MEETING_S)
         self._connections, self._failed, self._silent_s = dict(connections), failed, silent_s
         self._changed = threading.Condition()  # guards _failure, _left, _closing and _wake
@@ -195,7 +200,8 @@ class Watch:
                         connection.send(kind, [said] if said else [])
 
     def _lost(self, rank: int, what: str) -> errors.RankLost:
-        return errors.RankLost(f"rank {rank} of {self.ranks} {what}", rank=rank)
+        name = f" ({self.names[rank]})" if rank in self.names else ""
+        return errors.RankLost(f"rank {rank} of {self.ranks}{name} {what}", rank=rank)
 
 
 __all__ = ["FRAMES", "SILENT_S", "TELL_S", "RankFrame", "Watch"]
