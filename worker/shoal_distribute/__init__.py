@@ -14,7 +14,7 @@ from shoal_distribute.group_session import GroupSession
 from shoal_distribute.input import DistributedDataset, InputContext
 from shoal_distribute.keras.checkpoints import Checkpoint, CheckpointManager
 from shoal_distribute.keras.tape import GradientTape, compute_average_loss, function, scale_regularization_loss
-from shoal_distribute.pipeline import PipelineStrategy
+from shoal_distribute.pipeline import MultiWorkerPipelineStrategy, PipelineStrategy
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterSpec, SimpleClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies import (
@@ -50,6 +50,7 @@ __all__ = [
     "InputContext",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
+    "MultiWorkerPipelineStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "ParameterServerStrategy",

@@ -79,8 +79,11 @@ class LocalOptimizer:
 
     def state(self) -> dict[str, Array]:
         """Returns the slots, by "variable/slot"."""
-        kept = self._slots | self._restored
-        return {f"{name}/{slot}": array for name, slots in kept.items() for slot, array in slots.items()}
+        return _by_path(self._slots | self._restored)
+
+    def updated_state(self) -> dict[str, Array]:
+        """Returns the slots of the variables that have been updated since the last `restore`, by "variable/slot"."""
+        return _by_path(self._slots)
 
     def restore(self, version: int, state: Mapping[str, Array], put: Callable[[Array], Array] | None = None) -> None:
         """Sets the number of updates and the slots.
@@ -187,6 +190,10 @@ def _on_devices(function: Callable[[_Entry], Any], entries: Sequence[_Entry]) ->
 def _on_group(group: DeviceGroup, function: Callable[[_Entry], Any], entries: Sequence[_Entry]) -> list[Any]:
     found = group.map(lambda _, number: [function(it.part(number)) for it in entries], range(len(group.devices)))
     return [result for results in found for result in results]
+
+
+def _by_path(kept: Mapping[str, State]) -> dict[str, Array]:
+    return {f"{name}/{slot}": array for name, slots in kept.items() for slot, array in slots.items()}
 
 
 def _full_like(value: Array, start: float) -> Array:

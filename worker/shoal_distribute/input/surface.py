@@ -45,6 +45,11 @@ class InputSurface(ABC):
         return 0
 
     @property
+    def reads_in_order(self) -> bool:
+        """Whether other processes read the same samples, so that all need them in the same order."""
+        return self.input_pipelines > 1
+
+    @property
     def writes_files(self) -> bool:
         """Whether this process writes the files of all processes, such as checkpoints: one of them does."""
         return self.input_pipeline_id == 0

@@ -1,8 +1,9 @@
-"""Links between the stages of one process: bounded queues of activations and their gradients."""
+"""Links between stages, and those of one process: bounded queues of activations and their gradients."""
 
 import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from typing import Protocol
 
 from shoal.program import Array
 from shoal_distribute.devices import LogicalDevice
@@ -29,8 +30,32 @@ class Stopped(Exception):
     """Another stage has failed, so this one stops."""
 
 
+class StageLinks(Protocol):
+    """What carries messages between the stages of a pipeline, in the order in which they are sent."""
+
+    def send(self, sender: int, receiver: int, message: Message) -> None:
+        """Puts a message on a link.
+
+        Args:
+            sender: number of the sending stage.
+            receiver: number of the receiving stage.
+            message: the message. Its arrays must be computed, and must not change any more.
+        """
+
+    def receive(self, sender: int, receiver: int) -> Message:
+        """Takes the next message from a link.
+
+        Args:
+            sender: number of the sending stage.
+            receiver: number of the receiving stage.
+        """
+
+    def stop(self) -> None:
+        """Ends all waiting: a stage has failed."""
+
+
 class Links:
-    """Queues between neighbouring stages, each a thread of this process.
+    """The `StageLinks` of one process: queues between its threads, of which each has a stage.
 
     Args:
         capacity: messages that a link holds. A sender waits while it is full.
@@ -46,9 +71,7 @@ class Links:
         """Puts a message on a link.
 
         Args:
-            sender: number of the sending stage.
-            receiver: number of the receiving stage.
-            message: the message. Its arrays must be computed, and must not change any more.
+            sender, receiver, message: see `StageLinks.send`.
 
         Raises:
             Stopped: another stage has failed.
@@ -64,8 +87,7 @@ class Links:
         """Takes the next message from a link.
 
         Args:
-            sender: number of the sending stage.
-            receiver: number of the receiving stage.
+            sender, receiver: see `StageLinks.receive`.
 
         Raises:
             Stopped: another stage has failed.
@@ -95,4 +117,4 @@ def settle(device: LogicalDevice) -> None:
         device.xp.cuda.get_current_stream().synchronize()
 
 
-__all__ = ["Links", "Message", "Passed", "Stopped", "settle"]
+__all__ = ["Links", "Message", "Passed", "StageLinks", "Stopped", "settle"]

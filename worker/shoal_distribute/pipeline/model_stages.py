@@ -1,12 +1,16 @@
-"""A model in stages: its training steps and evaluations, micro-batch by micro-batch, on the threads of the stages."""
+"""A model in stages: its training steps and evaluations, micro-batch by micro-batch."""
 
+import functools
 import math
+import operator
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from shoal import errors, optim
 from shoal.program import Array
@@ -15,12 +19,12 @@ from shoal_distribute.keras.layers.base import as_tensor
 from shoal_distribute.keras.models.model import Model
 from shoal_distribute.keras.tensor import Tensor, array_of
 from shoal_distribute.pipeline.graph import Graph
-from shoal_distribute.pipeline.links import Links, Passed, settle
-from shoal_distribute.pipeline.parts import parts_of, tied_layers
+from shoal_distribute.pipeline.links import Passed, StageLinks, settle
+from shoal_distribute.pipeline.parts import parts_of, tied_layers, users_of
+from shoal_distribute.pipeline.runner import StageRunner
 from shoal_distribute.pipeline.schedules import StageSchedule, split_of
 from shoal_distribute.pipeline.stage import MicroBatchLoss, ModelStage, StepPlan
 from shoal_distribute.pipeline.stage_optimizers import StageOptimizers
-from shoal_distribute.pipeline.stage_threads import StageThreads
 from shoal_distribute.pipeline.timings import PipelineTimings, StageTimings
 from shoal_distribute.pipeline.variables import StageVariable
 from shoal_distribute.replica_context import Replicated, current_replica
@@ -55,7 +59,7 @@ class PipelinedModel:
         graph: its calls.
         cuts: the places in front of the first call of each stage but the first.
         settings: how it runs.
-        threads: the threads of the stages.
+        runner: runs the stages of this process.
         optimizers: the optimizers of the stages.
 
     Raises:
@@ -75,24 +79,24 @@ class PipelinedModel:
         graph: Graph,
         cuts: Sequence[int],
         settings: PipelineSettings,
-        threads: StageThreads,
+        runner: StageRunner,
         optimizers: StageOptimizers,
     ) -> None:
         self._strategy, self._settings = strategy, settings
         self._model = weakref.ref(model)  # the strategy keeps this object as long as the model exists
-        self.graph, self._threads, self._optimizers = graph, threads, optimizers
+        self.graph, self._runner, self._optimizers = graph, runner, optimizers
         self.stages = [ModelStage(part, graph) for part in parts_of(graph, cuts, settings.devices)]
+        self._own = [self.stages[it] for it in runner.own]
         self._tied = tied_layers(model.name, [it.part for it in self.stages])
+        self._users = users_of([it.part for it in self.stages])
         self.steps, self._seconds = 0, 0.0
-        self._compute = [0.0 for _ in self.stages]
+        self._compute = [0.0 for _ in self._own]
         self.slots = 0
 
     def place_variables(self) -> None:
-        """Moves each variable to the first stage that uses it, unless another model has placed it."""
-        for stage in self.stages:
-            for variable in stage.part.variables:
-                if not variable.is_placed:
-                    variable.place(stage.part.number, stage.part.device)
+        """Moves each variable to the stages that use it. See `StageVariable.place`."""
+        for variable, stages in self._users:
+            variable.place(stages, self._settings.devices)
 
     def outputs(self, x: Any) -> Any:
         """Returns the outputs of the model in evaluation, on the device of the strategy's first stage.
@@ -102,9 +106,10 @@ class PipelinedModel:
         """
         inputs, count = self._inputs(x), self._settings.micro_batches
         parts = split_of(len(inputs[0]), max(1, min(count, len(inputs[0]))))
-        links = Links()
-        runs = [partial(self._evaluate, stage, links, inputs, parts) for stage in self.stages]
-        found = self._threads.run(self._strategy, runs, links)[-1]
+        self._runner.begin("evaluation")
+        links = self._runner.links()
+        runs = [partial(self._evaluate, stage, links, inputs, parts) for stage in self._own]
+        found = self._runner.run(self._strategy, runs, links)[-1]
         replica = current_replica()
         assert replica is not None  # `Strategy.run` runs it
         moved = [[replica.device.put(it.array) for it in outputs] for outputs in zip(*found, strict=True)]
@@ -141,15 +146,16 @@ class PipelinedModel:
             return objective
 
         self._begin(count)
-        links = Links()
-        runs = [partial(self._train, stage, links, inputs, parts, objective_of) for stage in self.stages]
+        self._runner.begin("training step")
+        links = self._runner.links()
+        runs = [partial(self._train, stage, links, inputs, parts, objective_of) for stage in self._own]
         started = time.perf_counter()
-        seconds = self._threads.run(self._strategy, runs, links)
+        seconds = self._runner.run(self._strategy, runs, links)
         self._seconds += time.perf_counter() - started
         self.steps += 1
         self._compute = [a + b for a, b in zip(self._compute, seconds, strict=True)]
         self._count_tied_calls(count)
-        return math.fsum(divisors)
+        return self._runner.total(math.fsum(divisors))  # those of the last stage
 
     def apply(self, optimizer: optim.Optimizer, divisor: float) -> None:
         """Applies an optimizer once to the sums of the gradients, each stage to its variables.
@@ -161,28 +167,33 @@ class PipelinedModel:
         Raises:
             InvalidGradient: no variable has a gradient.
         """
-        summed: dict[int, tuple[StageVariable, list[Array]]] = {}
-        for stage in self.stages:
-            for key, (variable, gradient) in stage.gradients.items():
-                summed.setdefault(key, (variable, []))[1].append(gradient)
+        passed = [(variable, users) for variable, users in self._users if users != [*variable.updaters] or users[1:]]
+        if passed:
+            links = self._runner.links()
+            runs = [partial(self._pass_gradients, stage, links, passed) for stage in self._own]
+            self._runner.run(self._strategy, runs, links)
+        gradients = [list(stage.gradients.values()) for stage in self._own]
+        for stage in self._own:
             stage.gradients = {}
-        if not summed:
+        if not self._runner.total(sum(map(len, gradients))):
             raise errors.InvalidGradient(
                 "no variable has a gradient; compute them from a loss that depends on the variables"
             )
-        self._optimizers.update(self._strategy, optimizer, list(summed.values()), divisor)
+        self._optimizers.update(self._strategy, optimizer, gradients, divisor)
 
     def timings(self) -> PipelineTimings:
         """Returns the timings of the training steps so far."""
-        found = []
-        for stage, seconds in zip(self.stages, self._compute, strict=True):
-            part, fixed = stage.part, stage.fixed_bytes
-            wait = max(0.0, self._seconds - seconds)
-            found.append(
-                StageTimings(
-                    part.number, part.device.name, part.layers, seconds, wait, fixed, stage.peak_bytes, stage.peak_held
-                )
+        own = [
+            [seconds, max(0.0, self._seconds - seconds), stage.fixed_bytes, stage.peak_bytes, stage.peak_held]
+            for stage, seconds in zip(self._own, self._compute, strict=True)
+        ]
+        rows = self._runner.rows(np.array(own, np.float64)).tolist()
+        found = [
+            StageTimings(stage.part.number, name, stage.part.layers, compute, wait, int(fixed), int(peak), int(held))
+            for stage, name, (compute, wait, fixed, peak, held) in zip(
+                self.stages, self._runner.names, rows, strict=True
             )
+        ]
         return PipelineTimings(self.steps, self._seconds, tuple(found))
 
     def _inputs(self, x: Any) -> list[Array]:
@@ -198,7 +209,8 @@ class PipelinedModel:
     def _begin(self, count: int) -> None:
         settings, trained = self._settings, frozenset(map(id, self._living().trainable_variables))
         bases = {key: layer.training_calls for key, (layer, _) in self._tied.items()}
-        for number, stage in enumerate(self.stages):
+        for stage in self._own:
+            number = stage.part.number
             held = settings.schedule.held(number, len(self.stages), count)
             numbers = [self._numbers(number, it, bases) for it in range(count)]
             stage.begin(StepPlan(trained, self.slots, held, settings.recompute, settings.limits[number], numbers))
@@ -219,7 +231,7 @@ class PipelinedModel:
     def _train(
         self,
         stage: ModelStage,
-        links: Links,
+        links: StageLinks,
         inputs: Sequence[Array],
         parts: Sequence[slice],
         objective_of: Callable[[int], MicroBatchLoss],
@@ -245,10 +257,32 @@ class PipelinedModel:
                 links.send(number, target, sent)
         return seconds
 
+    def _pass_gradients(
+        self, stage: ModelStage, links: StageLinks, passed: Sequence[tuple[StageVariable, Sequence[int]]]
+    ) -> None:
+        """Does a stage's work to add up the gradients of variables in the stages that update them.
+
+        Args:
+            stage: the stage.
+            links: carry the gradients.
+            passed: variables, each with the stages that use it, and have its gradients.
+        """
+        number, gradients = stage.part.number, stage.gradients
+        for variable, users in passed:
+            _, own = gradients.pop(id(variable), (variable, None))
+            for other in variable.updaters if number in users else ():
+                if other != number:
+                    links.send(number, other, [own])
+            if number in variable.updaters:
+                parts = [own if it == number else self._put(stage, links.receive(it, number))[0] for it in users]
+                given = [it for it in parts if it is not None]
+                if given:
+                    gradients[id(variable)] = variable, functools.reduce(operator.add, given)
+
     def _evaluate(
-        self, stage: ModelStage, links: Links, inputs: Sequence[Array], parts: Sequence[slice]
+        self, stage: ModelStage, links: StageLinks, inputs: Sequence[Array], parts: Sequence[slice]
     ) -> list[list[Passed]]:
-        """Does a stage's work of an evaluation. Returns the outputs of each micro-batch."""
+        """Does a stage's work of an evaluation. Returns the outputs of each micro-batch, if the stage gets them."""
         number, last = stage.part.number, len(self.stages) - 1
         found = []
         for part in parts:
@@ -259,6 +293,11 @@ class PipelinedModel:
                 links.send(number, number + 1, list(sent))
             else:
                 found.append(sent)
+                for other in self._runner.listeners:
+                    links.send(number, other, list(sent))
+        if number in self._runner.listeners:
+            outputs: list[Any] = [links.receive(last, number) for _ in parts]
+            return outputs
         return found
 
     def _put(self, stage: ModelStage, message: Any) -> list[Any]:

@@ -64,6 +64,19 @@ def parts_of(graph: Graph, cuts: Sequence[int], devices: Sequence[LogicalDevice]
         yield StagePart(number, device, calls, feeds, received, sent)
 
 
+def users_of(parts: Sequence[StagePart]) -> list[tuple[StageVariable, list[int]]]:
+    """Returns all variables, each with the numbers of the stages that use it.
+
+    Args:
+        parts: the stages.
+    """
+    found: dict[int, tuple[StageVariable, list[int]]] = {}
+    for part in parts:
+        for variable in part.variables:
+            found.setdefault(id(variable), (variable, []))[1].append(part.number)
+    return list(found.values())
+
+
 def tied_layers(model: str, parts: Sequence[StagePart]) -> dict[int, tuple[CoreLayer, list[int]]]:
     """Returns the layers with calls in several stages, each with its number of training calls in each stage.
 
@@ -125,4 +138,4 @@ def _all_layers(layer: Any) -> Iterator[Any]:
         yield from _all_layers(part)
 
 
-__all__ = ["StagePart", "parts_of", "tied_layers"]
+__all__ = ["StagePart", "parts_of", "tied_layers", "users_of"]

@@ -85,7 +85,7 @@ class ModelStage:
     @property
     def fixed_bytes(self) -> int:
         """The bytes of its variables, their gradients and their optimizer slots, as of the last training step."""
-        own = [it for it in self.part.variables if it.stage == self.part.number]
+        own = [it for it in self.part.variables if self.part.number in it.updaters]
         trained = [it for it in self.part.variables if id(it) in self._plan.trained]
         slots = sum(it.nbytes * self._plan.slots for it in own if id(it) in self._plan.trained)
         return sum(it.nbytes for it in own) + sum(it.nbytes for it in trained) + slots

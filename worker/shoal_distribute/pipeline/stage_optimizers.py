@@ -1,7 +1,7 @@
 """Optimizers of a pipeline: each stage keeps the slots of the variables that it owns, and updates them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -10,61 +10,72 @@ from shoal import optim
 from shoal.program import Array
 from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.local_optimizers import LocalOptimizer
-from shoal_distribute.pipeline.stage_threads import StageThreads
+from shoal_distribute.pipeline.runner import StageRunner
 from shoal_distribute.pipeline.variables import StageVariable
 from shoal_distribute.replica_context import Replicated
 from shoal_distribute.strategies import OptimizerStates
 from shoal_worker.arrays import on_host
+
+# Variables with their gradients.
+StageGradients = Sequence[tuple[StageVariable, Array]]
 
 
 class StageOptimizers:
     """The state of optimizers, and their updates.
 
     Args:
-        devices: the devices of the stages.
-        threads: the threads of the stages.
+        devices: the devices of all stages.
+        runner: runs the stages of this process.
     """
 
-    def __init__(self, devices: Sequence[LogicalDevice], threads: StageThreads) -> None:
-        self._devices, self._threads = devices, threads
-        self.states = OptimizerStates(len(devices))
+    def __init__(self, devices: Sequence[LogicalDevice], runner: StageRunner) -> None:
+        self._devices, self._runner = [devices[it] for it in runner.own], runner
+        self.states = OptimizerStates(len(runner.own))
 
     def update(
         self,
         strategy: Replicated,
         optimizer: optim.Optimizer,
-        gradients: Sequence[tuple[StageVariable, Sequence[Array]]],
+        gradients: Sequence[StageGradients],
         divisor: float = 1.0,
     ) -> None:
-        """Applies an optimizer once, each stage to the variables that it owns.
+        """Applies an optimizer once, each stage to the variables that it updates.
 
         Args:
             strategy: the strategy of the stages.
             optimizer: the optimizer.
-            gradients: variables, each with gradients that are added up.
-            divisor: what divides the sums.
+            gradients: for each stage of this process, the variables that it updates, with their gradients.
+            divisor: what divides these.
         """
-        stages = range(len(self._devices))
-        own = [self.states.of(optimizer, stage) for stage in stages]
+        own = [self.states.of(optimizer, number) for number in range(len(gradients))]
         self._gather(own, gradients)
-        means = self._threads.run(strategy, [partial(self._means, stage, gradients, divisor) for stage in stages])
-        # The norm that `clip_norm` limits is that of all stages.
-        square = math.fsum(
-            self._threads.run(strategy, [partial(it.square_of, part) for it, part in zip(own, means, strict=True)])
-        )
+        run = partial(self._runner.run, strategy)
+        means = run([partial(self._means, number, part, divisor) for number, part in enumerate(gradients)])
+        square = 0.0
+        if optimizer.clip_norm:  # the norm that it limits is that of all stages
+            counted = [
+                [mean for (variable, _), mean in zip(part, parts, strict=True) if variable.stage == stage]
+                for stage, part, parts in zip(self._runner.own, gradients, means, strict=True)
+            ]
+            squares = run([partial(it.square_of, part) for it, part in zip(own, counted, strict=True)])
+            square = self._runner.total(math.fsum(squares))
 
-        def changed(stage: int) -> None:
-            own[stage].update(means[stage], square)
-            for variable, _ in gradients:
-                if variable.stage == stage:
-                    variable.constrain(variable.values[0])
+        def changed(number: int) -> None:
+            own[number].update(means[number], square)
+            for variable, _ in gradients[number]:
+                variable.constrain(variable.values[0])
 
-        self._threads.run(strategy, [partial(changed, stage) for stage in stages])
+        run([partial(changed, number) for number in range(len(gradients))])
 
     def arrays(self, optimizer: optim.Optimizer) -> dict[str, np.ndarray]:
         """Returns copies of the slots by "variable/slot", on the host."""
-        copies = [self.states.of(optimizer, stage).state() for stage in range(len(self._devices))]
-        return {path: np.array(on_host(array)) for copy in copies for path, array in copy.items()}
+        own = [self.states.of(optimizer, number) for number in range(len(self._devices))]
+        updated = self._runner.merged(_hosted([it.updated_state() for it in own]))
+        # After a restore, each process has all slots. Those that no process has updated since are the same in all.
+        return (
+            _hosted([{path: array for path, array in it.state().items() if path not in updated} for it in own])
+            | updated
+        )
 
     def restore(self, optimizer: optim.Optimizer, iterations: int, state: dict[str, np.ndarray]) -> None:
         """Sets the slots. They stay on the host until `update` moves them to the stages of their variables.
@@ -78,28 +89,27 @@ class StageOptimizers:
         for stage, device in enumerate(self._devices):
             self.states.of(optimizer, stage).restore(iterations, arrays if stage == 0 else {}, device.put)
 
-    def _gather(
-        self, own: Sequence[LocalOptimizer], gradients: Sequence[tuple[StageVariable, Sequence[Array]]]
-    ) -> None:
+    def _gather(self, own: Sequence[LocalOptimizer], gradients: Sequence[StageGradients]) -> None:
         """Moves slots to the stages of their variables: they may have been restored, or the model was cut again."""
-        for variable, _ in gradients:
-            mine, put = own[variable.stage], self._devices[variable.stage].put
-            if not mine.keeps(variable.name):
-                for slots in filter(None, [other.take(variable.name) for other in own]):
-                    mine.give(variable.name, {slot: put(np.array(on_host(array))) for slot, array in slots.items()})
+        for mine, device, part in zip(own, self._devices, gradients, strict=True):
+            for variable, _ in part:
+                if not mine.keeps(variable.name):
+                    for slots in filter(None, [other.take(variable.name) for other in own]):
+                        placed = {slot: device.put(np.array(on_host(array))) for slot, array in slots.items()}
+                        mine.give(variable.name, placed)
 
-    def _means(
-        self, stage: int, gradients: Sequence[tuple[StageVariable, Sequence[Array]]], divisor: float
-    ) -> list[tuple[str, Array, Array]]:
-        """Returns what a stage updates its variables with."""
-        put, found = self._devices[stage].put, []
-        for variable, parts in gradients:
-            if variable.stage == stage:
-                total = put(parts[0])
-                for part in parts[1:]:
-                    total = total + put(part)
-                found.append((variable.name, variable.values[0], total / total.dtype.type(divisor)))
-        return found
+    def _means(self, number: int, gradients: StageGradients, divisor: float) -> list[tuple[str, Array, Array]]:
+        """Returns what a stage of this process updates its variables with."""
+        totals = self._runner.summed([self._devices[number].put(gradient) for _, gradient in gradients])
+        return [
+            (variable.name, variable.values[0], total / total.dtype.type(divisor))
+            for (variable, _), total in zip(gradients, totals, strict=True)
+        ]
 
 
-__all__ = ["StageOptimizers"]
+def _hosted(states: Sequence[Mapping[str, Array]]) -> dict[str, np.ndarray]:
+    """Returns copies of the arrays of all states, on the host."""
+    return {path: np.array(on_host(array)) for state in states for path, array in state.items()}
+
+
+__all__ = ["StageGradients", "StageOptimizers"]

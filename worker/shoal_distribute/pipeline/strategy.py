@@ -1,11 +1,7 @@
 """PipelineStrategy: a model in stages, each on a device of its own."""
 
-import math
-import time
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from numbers import Real
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -13,30 +9,18 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from shoal import errors, optim
 from shoal._system import check_count
 from shoal.program import Array
-from shoal_distribute.cross_device_ops import RingAllReduce
 from shoal_distribute.devices import LogicalDevice, logical_devices
-from shoal_distribute.keras.layers.base import as_tensor
-from shoal_distribute.keras.models.model import Model
-from shoal_distribute.keras.models.sequential import Sequential
-from shoal_distribute.keras.tensor import Tensor
-from shoal_distribute.local_optimizers import slots_of
-from shoal_distribute.pipeline.costs import measured_costs
-from shoal_distribute.pipeline.cut import Places, checked_cut, cut_as_given, cut_by_cost
-from shoal_distribute.pipeline.graph import Graph
-from shoal_distribute.pipeline.links import settle
-from shoal_distribute.pipeline.model_stages import PipelinedModel, PipelineSettings, check_samples
-from shoal_distribute.pipeline.schedules import schedule_of, split_of
+from shoal_distribute.pipeline.model_stages import check_samples
 from shoal_distribute.pipeline.stage_metrics import StageMetrics
-from shoal_distribute.pipeline.stage_optimizers import StageOptimizers
 from shoal_distribute.pipeline.stage_threads import StageThreads
+from shoal_distribute.pipeline.staged import StagedStrategy, settings_of
 from shoal_distribute.pipeline.timings import PipelineTimings
 from shoal_distribute.pipeline.variables import StageVariable
-from shoal_distribute.replica_context import ReplicaContext, current_replica
-from shoal_distribute.strategies import Strategy
-from shoal_distribute.values import DistributedVariable, check_scope
+from shoal_distribute.replica_context import ReplicaContext
+from shoal_distribute.values import DistributedVariable
 
 
-class PipelineStrategy(Strategy):
+class PipelineStrategy(StagedStrategy):
     """One model, cut into stages on several devices, through which a batch flows in micro-batches.
 
         strategy = PipelineStrategy(stages=4, micro_batches=8)
@@ -84,44 +68,14 @@ class PipelineStrategy(Strategy):
         carry_residuals: bool = True,
     ) -> None:
         self.stage_devices = _stage_devices(devices, stages)
-        super().__init__(self.stage_devices[:1], RingAllReduce())
-        check_count("micro_batches", micro_batches, 1)
-        limits = _limits(memory_limit, len(self.stage_devices))
-        self._settings = PipelineSettings(self.stage_devices, micro_batches, schedule_of(schedule), recompute, limits)
-        self._cut, self._carries = checked_cut(cut), carry_residuals
-        self._stage_threads = StageThreads(self.stage_devices)
-        self._optimizers = StageOptimizers(self.stage_devices, self._stage_threads)
-        self._models: weakref.WeakKeyDictionary[Model, PipelinedModel] = weakref.WeakKeyDictionary()
-        self._trained: Callable[[], PipelinedModel | None] = lambda: None  # the model that was trained last
+        settings = settings_of(self.stage_devices, micro_batches, schedule, recompute, memory_limit)
+        super().__init__(StageThreads(self.stage_devices), settings, cut, carry_residuals)
 
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
         return StageVariable(self, name, initial, trainable=trainable)
 
     def check_batch(self, samples: int) -> None:
         check_samples(samples, self._settings.micro_batches)
-
-    def stages_of(self, model: Any, x: Any, optimizer: optim.Optimizer | None = None) -> PipelinedModel | None:
-        if current_replica() is None:
-            return None  # outside of `run`, as when `fit` builds a model, there are no threads of stages
-        known = self._models.get(model)
-        if known is None or not known.graph.is_of(model):
-            known = self._models[model] = self._pipelined(model, x)
-        if optimizer is not None:
-            known.slots, self._trained = slots_of(optimizer), weakref.ref(known)
-        return known
-
-    def timings(self) -> PipelineTimings:
-        """Returns where the time of the training steps has gone, for the model that was trained last.
-
-        Raises:
-            BadRequest: no model has been trained, or the model does not exist any more.
-        """
-        if (found := self._known_timings()) is None:
-            raise errors.BadRequest(
-                "no model of this strategy has taken a training step, or it does not exist any more; call fit first, "
-                "and keep the model"
-            )
-        return found
 
     def register_metrics(self, registry: CollectorRegistry = REGISTRY) -> None:
         """Adds the metrics of the stages, `shoal_pipeline_*`, to a registry that the script serves.
@@ -131,22 +85,6 @@ class PipelineStrategy(Strategy):
         """
         registry.register(StageMetrics(lambda: self._known_timings() or PipelineTimings(0, 0.0, ())))
 
-    def iterations(self, optimizer: optim.Optimizer) -> int:
-        return self._optimizers.states.of(optimizer).version
-
-    def set_learning_rate(self, optimizer: optim.Optimizer, learning_rate: float | optim.Schedule) -> None:
-        self._optimizers.states.set_learning_rate(optimizer, learning_rate)
-
-    def optimizer_state(self, optimizer: optim.Optimizer) -> dict[str, np.ndarray]:
-        return self._optimizers.arrays(optimizer)
-
-    def restore_optimizer(self, optimizer: optim.Optimizer, iterations: int, state: dict[str, np.ndarray]) -> None:
-        self._optimizers.restore(optimizer, iterations, state)
-
-    def close(self, error: str = "") -> None:
-        super().close(error)
-        self._stage_threads.close()
-
     def _apply(
         self,
         replica: ReplicaContext,
@@ -155,55 +93,11 @@ class PipelineStrategy(Strategy):
         arrays: list[Array],
     ) -> None:
         del replica
-        pairs = [(cast(StageVariable, it), [array]) for it, array in zip(variables, arrays, strict=True)]
-        self._optimizers.update(self, optimizer, pairs)
-
-    def _pipelined(self, model: Model, x: Any) -> PipelinedModel:
-        """Returns a model in stages, with its variables on their devices."""
-        given = [as_tensor(it) for it in (x if isinstance(x, list | tuple) else [x])]
-        if not model.built and isinstance(model, Sequential):
-            model.build(given[0].shape[1:])
-        for variable in model.weights:
-            check_scope(self, variable)
-        graph = Graph(model)
-        cuts = self._cuts(model, graph, given, slots_of(model.optimizer.spec) if model.optimizer else 0)
-        made = PipelinedModel(self, model, graph, cuts, self._settings, self._stage_threads, self._optimizers)
-        made.place_variables()
-        return made
-
-    def _cuts(self, model: Model, graph: Graph, given: list[Tensor], slots: int) -> list[int]:
-        settings, stages = self._settings, len(self.stage_devices)
-        places = Places(
-            model.name,
-            [call.layer.name for call in graph.calls],
-            [list(map(graph.name_of, graph.crossing(place))) for place in range(len(graph.calls))],
-            self._carries,
-        )
-        if self._cut is not None:
-            return cut_as_given(places, self._cut, stages)
-        places.check_stages(stages)
-        if stages == 1:
-            return []
-        given = model.checked_inputs(given)
-        samples = split_of(len(given[0]), min(len(given[0]), settings.micro_batches))[0]
-        trained = set(map(id, model.trainable_variables))
-        costs = measured_costs(
-            graph,
-            [Tensor(it.array[samples]) for it in given],
-            lambda variable: 2 + slots if id(variable) in trained else 1,
-            self._settled_clock,
-        )
-        held = [settings.schedule.held(stage, stages, settings.micro_batches) for stage in range(stages)]
-        return cut_by_cost(places, costs, held, settings.limits, recompute=settings.recompute)
-
-    def _known_timings(self) -> PipelineTimings | None:
-        """Returns the timings of the model that was trained last; None if there is none, or if it was freed."""
-        trained = self._trained()
-        return trained.timings() if trained and trained.steps else None
-
-    def _settled_clock(self) -> float:
-        settle(self.devices[0])
-        return time.perf_counter()
+        parts: list[list[tuple[StageVariable, Array]]] = [[] for _ in self.stage_devices]
+        for variable, array in zip(variables, arrays, strict=True):
+            placed = cast(StageVariable, variable)
+            parts[placed.stage].append((placed, array))
+        self._optimizers.update(self, optimizer, parts)
 
 
 def _stage_devices(devices: Sequence[str] | None, stages: int | None) -> tuple[LogicalDevice, ...]:
@@ -226,19 +120,6 @@ def _stage_devices(devices: Sequence[str] | None, stages: int | None) -> tuple[L
             'CPUs, such as ["/gpu:0", "/cpu:0"]'
         )
     return found[:stages]
-
-
-def _limits(given: Any, stages: int) -> list[float]:
-    """Returns the bytes that each stage may hold."""
-    if given is None:
-        return [float("inf")] * stages
-    each = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given] * stages
-    limits = [float(it) if isinstance(it, Real) and not isinstance(it, bool) else math.nan for it in each]
-    if len(limits) != stages or not all(it > 0 for it in limits):
-        raise errors.BadRequest(
-            f"memory_limit is {given!r:.200}; give a number of bytes above 0, or one for each of {stages} devices"
-        )
-    return limits
 
 
 __all__ = ["PipelineStrategy"]

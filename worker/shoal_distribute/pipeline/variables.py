@@ -1,5 +1,8 @@
 """Variables of a pipeline: each has one value, on the device of the first stage that uses it."""
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 from shoal.program import Array
@@ -32,16 +35,26 @@ class StageVariable(DistributedVariable):
     @property
     def nbytes(self) -> int:
         """The bytes of the value."""
-        return int(self._value.nbytes)
+        return math.prod(self.shape) * int(self.dtype.itemsize)
 
-    def place(self, stage: int, device: LogicalDevice) -> None:
-        """Moves the value to the stage that owns it.
+    def place(self, stages: Sequence[int], devices: Sequence[LogicalDevice]) -> None:
+        """Moves the value to the first stage that uses it, unless another model has placed it.
 
         Args:
-            stage: number of the stage.
-            device: its device.
+            stages: numbers of the stages that use it, in order.
+            devices: the devices of all stages.
+
+        Raises:
+            InvalidLayer: another model has placed it where these stages cannot read it.
         """
-        self.stage, self._device, self._value = stage, device, device.put(self._value)
+        if not self.is_placed:
+            self.stage, self._device = stages[0], devices[stages[0]]
+            self._value = self._device.put(self._value)
+
+    @property
+    def updaters(self) -> Sequence[int]:
+        """Numbers of the stages that update its value, in order. They need the gradients of all stages that use it."""
+        return (self.stage,)
 
     @property
     def values(self) -> tuple[Array, ...]:

@@ -12,6 +12,8 @@ from shoal_distribute.strategies.local_state import OptimizerStates
 from shoal_distribute.strategies.mirrored import DefaultStrategy, MirroredStrategy, OneDeviceStrategy
 from shoal_distribute.strategies.multi_worker import MultiWorkerMirroredStrategy
 from shoal_distribute.strategies.parameter_server import ParameterServerStrategy
+from shoal_distribute.strategies.process_join import join_processes
+from shoal_distribute.strategies.server_tasks import script_name
 
 __all__ = [
     "CentralStorageStrategy",
@@ -26,4 +28,6 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "join_processes",
+    "script_name",
 ]

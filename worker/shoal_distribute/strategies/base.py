@@ -71,6 +71,11 @@ class Strategy(InputSurface, TrainingHooks):
         """The number of replicas whose values `reduce` joins."""
         return self.num_replicas_in_sync
 
+    @property
+    def has_results(self) -> bool:
+        """Whether this process has the results of all samples of a step, so that nothing is to be reduced."""
+        return self.num_replicas_in_sync == 1
+
     @contextmanager
     def scope(self) -> Iterator["Strategy"]:
         """Makes new variables within the block belong to this strategy.

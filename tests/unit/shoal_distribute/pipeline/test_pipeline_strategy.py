@@ -228,6 +228,25 @@ def test_models_with_the_same_names_of_layers_do_not_take_each_others_slots() ->
     check_equal(trained("out"), trained("another"))
 
 
+def test_a_model_trains_layers_that_another_model_has_placed_in_other_stages() -> None:
+    def trained(stages: int) -> list[np.ndarray]:
+        keras.utils.set_random_seed(5)
+        with PipelineStrategy(stages=stages, micro_batches=2, cut=[4] if stages == 1 else [2, 2]) as strategy:
+            with strategy.scope():
+                a, b, c, d, e = (keras.layers.Dense(3, name=name) for name in "abcde")
+                first = keras.Sequential([keras.Input((6,)), a, b, c, d])
+                inputs = keras.Input((3,))
+                second = keras.Model(inputs, c(e(c(b(inputs)))))  # both stages use what the last one has
+                for model in (first, second):
+                    model.compile(adam(), "mse")
+            for _ in range(STEPS):
+                first.train_on_batch(X, Y)
+                second.train_on_batch(Y, Y)
+            return [*first.get_weights(), *second.get_weights()]
+
+    check_equal(trained(2), trained(1))
+
+
 def test_a_model_that_exceeds_the_limit_of_one_device_trains_in_stages_under_it() -> None:
     with pytest.raises(errors.LimitExceeded, match=r"stage 0 \(dense_0 to dense_3, on /cpu:0\) needs .* is 6,000"):
         in_stages(sequence, stages=1, micro_batches=8, memory_limit=6000)

@@ -67,7 +67,7 @@ class Metric(Advising):
 
     def result(self) -> Tensor:
         """Returns the metric of all samples since the last reset."""
-        if current_replica() or self.strategy.num_replicas_in_sync == 1:
+        if current_replica() or self.strategy.has_results:
             return self.local_result()
         own = self._own_sums()
         parts = [PerReplica(it) if len(own) > 1 else it[0] for it in zip(*own, strict=True)]

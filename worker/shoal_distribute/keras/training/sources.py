@@ -112,7 +112,7 @@ def source_of(
         size = batch_size or _DEFAULT_BATCH
         if divides:
             check_batch_size(size, strategy)
-        seed = config.shuffle_seed(together=strategy.may_grow or strategy.input_pipelines > 1) if shuffle else 0
+        seed = config.shuffle_seed(together=strategy.may_grow or strategy.reads_in_order) if shuffle else 0
         arrays = ArrayBatches(x, y, sample_weight, size, shuffle=shuffle, seed=seed)
         return BatchSource(arrays if steps is None else BatchesOf(arrays, steps), strategy, divides=divides)
     given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
