@@ -35,13 +35,13 @@ def run(plans: Sequence[Plan]) -> list[list[dict[str, Any]]]:
 
 def test_a_job_ends_as_if_its_stages_had_not_been_killed(tmp_path: Path) -> None:
     draw = random.Random(3)
-    folders = [tmp_path / "disturbed", tmp_path / "undisturbed"]
-    for folder in folders:
+    places = [tmp_path / "disturbed", tmp_path / "undisturbed"]
+    for folder in places:
         folder.mkdir()
     with count_runs("stage_kill", count := run_lengths.runs(1, 10), "kills") as counted:
         epochs = 4 + 2 * count
-        kills = [Plan(str(folders[0]), epochs, draw.randrange(RANKS), draw.randrange(1, 2_000)) for _ in range(count)]
-        *said, resumed, expected = run([*kills, *(Plan(str(folder), epochs) for folder in folders)])
+        kills = [Plan(str(places[0]), epochs, draw.randrange(RANKS), draw.randrange(1, 2_000)) for _ in range(count)]
+        *said, resumed, expected = run([*kills, *(Plan(str(folder), epochs) for folder in places)])
         for kill, ranks in zip(kills, said, strict=True):
             place = f"stage {kill.lost % STAGES} of replica {kill.lost // STAGES}"
             for rank, found in enumerate(ranks):
