@@ -66,9 +66,8 @@ def made(strategy: Any, build: Callable[[], keras.Model]) -> keras.Model:
     return model
 
 
-def results(strategy: Any, build: Callable[[], keras.Model], x: np.ndarray = X, y: np.ndarray = Y) -> list[np.ndarray]:
+def results(strategy: Any, model: keras.Model, x: np.ndarray = X, y: np.ndarray = Y) -> list[np.ndarray]:
     """Trains a model. Returns its variables and slots, losses of epochs and of an evaluation, and outputs."""
-    model = made(strategy, build)
     fitted = model.fit(x, y, batch_size=len(x), epochs=STEPS, shuffle=False, verbose=0)
     assert strategy.timings().steps == STEPS
     slots = optimizer_of(model).state()
@@ -116,10 +115,11 @@ def in_processes(
 def test_stages_in_processes_equal_stages_in_one(build: Any, cut: Any, options: dict[str, Any]) -> None:
     stages = 2 if cut is None else len(cut) + 1
     with PipelineStrategy(stages=stages, micro_batches=4, cut=cut) as strategy:
-        expected = results(strategy, build)
+        expected = results(strategy, made(strategy, build))
 
     def work(strategy: MultiWorkerPipelineStrategy) -> list[np.ndarray]:
-        found = results(strategy, build)
+        model = made(strategy, build)
+        found = results(strategy, model)
         if "schedule" not in options:
             assert [it.peak_held for it in strategy.timings().stages] == [*range(stages, 0, -1)]
         return found
@@ -130,13 +130,17 @@ def test_stages_in_processes_equal_stages_in_one(build: Any, cut: Any, options: 
 
 def test_replicas_of_a_pipeline_equal_one_pipeline_with_their_micro_batches() -> None:
     with PipelineStrategy(stages=2, micro_batches=4, cut=[2, 2]) as strategy:
-        expected = results(strategy, sequence)
+        expected = results(strategy, made(strategy, sequence))
 
     def work(strategy: MultiWorkerPipelineStrategy) -> tuple[list[np.ndarray], Any, float]:
         replica = strategy.input_pipeline_id
         assert (strategy.stage, replica) == (strategy.rank % 2, strategy.rank // 2)
         gathered = strategy.gather(np.full((replica + 1, 1), replica), axis=0)
-        return results(strategy, sequence), gathered.tolist(), strategy.reduce(ReduceOp.MEAN, np.array(replica + 1.0))
+        return (
+            results(strategy, made(strategy, sequence)),
+            gathered.tolist(),
+            strategy.reduce(ReduceOp.MEAN, np.array(replica + 1.0)),
+        )
 
     # Each replica computes half of the micro-batches.
     for found, gathered, mean in succeeded(in_processes(2, work, replicas=2, micro_batches=2, cut=[2, 2])):
@@ -146,7 +150,7 @@ def test_replicas_of_a_pipeline_equal_one_pipeline_with_their_micro_batches() ->
 
 def test_replicas_share_their_statistics_at_the_end_of_an_epoch() -> None:
     def work(strategy: MultiWorkerPipelineStrategy) -> list[np.ndarray]:
-        return results(strategy, residual)
+        return results(strategy, made(strategy, residual))
 
     first, *others = succeeded(in_processes(2, work, replicas=2, micro_batches=2, cut=[3, 3]))
     for found in others:
@@ -257,7 +261,7 @@ def test_a_coordinator_brings_the_processes_together_again() -> None:
     def work(_: Group) -> list[np.ndarray]:
         options: dict[str, Any] = {"coordinator": running.address, "group_name": "pipeline", "device": "/cpu:0"}
         with MultiWorkerPipelineStrategy(2, micro_batches=4, cut=[2, 2], **options) as strategy:
-            return results(strategy, sequence)
+            return results(strategy, made(strategy, sequence))
 
     try:
         first, second = succeeded(run_ranks(2, work)), succeeded(run_ranks(2, work))
