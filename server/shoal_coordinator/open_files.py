@@ -4,7 +4,7 @@ import structlog
 
 from shoal._limits import catalogue
 from shoal._system import open_files_warning
-from shoal_coordinator.effects.server_channels import MAX_CHANNELS
+from shoal_coordinator.effects import MAX_CHANNELS
 
 _log = structlog.get_logger(__name__)
 

@@ -6,10 +6,11 @@ imports `job`, for the ledger of a checkpoint, and `messages`.
 """
 
 from shoal_coordinator.effects.effect_runner import EffectReport, EffectRunner
-from shoal_coordinator.effects.server_channels import CredentialsFor, no_credentials
+from shoal_coordinator.effects.server_channels import MAX_CHANNELS, CredentialsFor, no_credentials
 from shoal_coordinator.effects.storage_reads import StorageReads
 
 __all__ = [
+    "MAX_CHANNELS",
     "CredentialsFor",
     "EffectReport",
     "EffectRunner",
