@@ -68,6 +68,7 @@ def roles() -> Iterator[dict[str, Scraped]]:
         for role, registry in registries.items():
             process_metrics.register(registry)
             process_metrics.register_insecure(registry, role, insecure=False)
+            process_metrics.register_expiry(registry, role, None)
         coordinator = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0"), registries["coordinator"])
         running.callback(coordinator.stop)
         server = Server(ServerConfig("server-0", coordinator.address), registries["server"])

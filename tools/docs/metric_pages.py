@@ -45,6 +45,7 @@ def families() -> dict[str, list[MetricFamily]]:
     registries = {role: CollectorRegistry() for role in ROLES}
     for role, registry in registries.items():
         process_metrics.register_insecure(registry, role, insecure=False)
+        process_metrics.register_expiry(registry, role, None)
     with ExitStack() as running:
         coordinator = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0"), registries["coordinator"])
         running.callback(coordinator.stop)

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from shoal import _tracing, errors
 from shoal._memory import gc_control
 from shoal._role import identity as _identity
 from shoal._role import process_metrics
+from shoal._role.expiry_reminder import ExpiryReminder
 from shoal._role.exposure import check_exposure, insecure_consequence
 from shoal._role.http_endpoints import RoleHttpServer
 from shoal._role.identity import RoleIdentity
@@ -157,20 +159,20 @@ def run_role(
         log_format, log_level: as for `configure_logging`.
         supervised: whether `shoal up` or a `LocalCluster` started the process. It then prints one JSON line on standard
             output when it is ready, and stops at the end of standard input, so that it never outlives its parent.
-        tls: TLS settings of /metrics and /healthz. None means no TLS.
+        tls: TLS settings of /metrics and /healthz. None means no TLS. The log warns before a certificate expires.
         insecure: whether --insecure was given, for a metric.
 
     Raises:
         SystemExit: the role cannot start: the status is the exit code of the error. The log has the reason.
     """
     configure_logging(log_format, log_level, role=role, **({"member": member} if member else {}))
-    log, signals = structlog.get_logger(__name__), StopSignals()
+    log, signals, reminder = structlog.get_logger(__name__), StopSignals(), ExpiryReminder(tls)
     if supervised:
         signals.follow_parent()
     try:
         with signals.interrupting(), gc_control.frozen_from_gc():
             _tracing.start(role, member)
-            running, endpoints, stop = _start(start, _registry(role, insecure=insecure), metrics_listen, advertise, tls)
+            running, endpoints, stop = _start(start, _registry(role, tls, insecure), metrics_listen, advertise, tls)
     except errors.ShoalError as error:
         log.error("cannot start", code=error.code, reason=error.message)
         raise SystemExit(exit_code(error)) from None
@@ -181,7 +183,7 @@ def run_role(
         endpoints.authorizer, endpoints.not_ready = running.authorizer, ""
         _announce_ready(role, running, endpoints, supervised)
         while not signals.stop.wait(_SIGNAL_S):
-            pass  # a signal may wake another thread, but handlers run in this one
+            reminder.check(time.time())  # besides, a signal may wake another thread, but handlers run in this one
         endpoints.not_ready = "stopping"
         log.info("stopping")
         if leave and not signals.stop_now.is_set():
@@ -267,13 +269,14 @@ def _announce_ready(role: str, running: Running, endpoints: RoleHttpServer, supe
         sys.stdout.flush()
 
 
-def _registry(role: str, *, insecure: bool) -> prometheus_client.CollectorRegistry:
+def _registry(role: str, tls: "TlsFiles | None", insecure: bool) -> prometheus_client.CollectorRegistry:
     """Returns a registry with the metrics of the process."""
     # Counters have no creation times: Prometheus detects resets itself.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = prometheus_client.CollectorRegistry()
     process_metrics.register(registry)
     process_metrics.register_insecure(registry, role, insecure=insecure)
+    process_metrics.register_expiry(registry, role, tls)
     return registry
 
 

@@ -1,9 +1,14 @@
-"""Metrics of a role's process: memory, processor time, open files, threads, Python objects, and use of --insecure."""
+"""Metrics of a role's process: memory, processor time, open files, threads, Python objects, and its security."""
 
+import math
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 import prometheus_client
+
+if TYPE_CHECKING:
+    from shoal._security.tls import TlsFiles
 
 
 def register(registry: prometheus_client.CollectorRegistry) -> None:
@@ -28,6 +33,20 @@ def register_insecure(registry: prometheus_client.CollectorRegistry, role: str, 
     ).set(insecure)
 
 
+def register_expiry(registry: prometheus_client.CollectorRegistry, role: str, tls: "TlsFiles | None") -> None:
+    """Adds the metric by which an operator finds certificates that nobody has replaced."""
+
+    def ends_at() -> float:
+        validity = tls.current().validity if tls else None
+        return validity.ends_at if validity else math.inf
+
+    prometheus_client.Gauge(
+        f"shoal_{role}_certificate_expiry_timestamp_seconds",
+        "Unix time when the certificate of the process expires, or its CA if that expires earlier; +Inf without TLS.",
+        registry=registry,
+    ).set_function(ends_at)
+
+
 def _allocated_blocks() -> int:
     """Returns the number of allocated blocks after it has cleared the interpreter's cache of attributes.
 
@@ -39,4 +58,4 @@ def _allocated_blocks() -> int:
     return sys.getallocatedblocks()
 
 
-__all__ = ["register", "register_insecure"]
+__all__ = ["register", "register_expiry", "register_insecure"]

@@ -32,6 +32,20 @@ _PUBLIC = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicK
 _LANE_CIPHERS = "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-RSA-AES128-GCM-SHA256"
 
 
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """The time for which a certificate is valid.
+
+    Attributes:
+        file: the file of the certificate.
+        begins_at, ends_at: Unix times in seconds.
+    """
+
+    file: Path
+    begins_at: float
+    ends_at: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TlsMaterial:
     """The content of the files at one time.
@@ -41,6 +55,7 @@ class TlsMaterial:
         lane_server: context for lanes that this process accepts; None without a certificate.
         lane_client: context for lanes that this process opens, and for probes.
         web: context for HTTP, which trusts the CAs for the certificates of clients; None without a certificate.
+        validity: that of the certificate, or that of its CA if it ends earlier; None without a certificate.
     """
 
     ca: bytes
@@ -49,6 +64,7 @@ class TlsMaterial:
     lane_server: ssl.SSLContext | None
     lane_client: ssl.SSLContext
     web: ssl.SSLContext | None
+    validity: Validity | None
 
 
 class TlsFiles:
@@ -163,10 +179,10 @@ class TlsFiles:
         ca = b"".join(each.public_bytes(serialization.Encoding.PEM) for each in authorities)
         client = _context(ssl.PROTOCOL_TLS_CLIENT, ca, self.ca)
         if not self.has_certificate:
-            return TlsMaterial(ca, b"", b"", None, client, None)
+            return TlsMaterial(ca, b"", b"", None, client, None, None)
         certificate = _read(self.certificate, "the certificate", "--tls-cert or SHOAL_TLS_CERT")
         key = _read(self.key, "the key", "--tls-key or SHOAL_TLS_KEY", secret=True)
-        self._check_certificate(_certificates(certificate, self.certificate), key, authorities)
+        validity = self._check_certificate(_certificates(certificate, self.certificate), key, authorities)
         server = _context(ssl.PROTOCOL_TLS_SERVER, ca, self.ca)
         server.verify_mode = ssl.CERT_REQUIRED if self.client_certificates else ssl.CERT_OPTIONAL
         web = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -180,11 +196,12 @@ class TlsFiles:
                     f"the certificate {self.certificate} and the key {self.key} cannot be used: {error}; replace both",
                     file=self.certificate,
                 ) from None
-        return TlsMaterial(ca, certificate, key, server, client, web)
+        return TlsMaterial(ca, certificate, key, server, client, web, validity)
 
     def _check_certificate(
         self, chain: Sequence[x509.Certificate], key: bytes, authorities: Sequence[x509.Certificate]
-    ) -> None:
+    ) -> Validity:
+        """Raises BadRequest if the certificate cannot be used. Returns the validity of the one that expires first."""
         own = chain[0]
         try:
             public = serialization.load_pem_private_key(key, None).public_key().public_bytes(*_PUBLIC)
@@ -199,7 +216,7 @@ class TlsFiles:
                 "with this certificate",
                 file=self.key,
             )
-        _check_dates(own, self.certificate)
+        validity = _check_dates(own, self.certificate)
         issuer = _issuer(own, chain[1:], authorities)
         if issuer is None:
             raise errors.BadRequest(
@@ -207,7 +224,7 @@ class TlsFiles:
                 f"{own.issuer.rfc4514_string()}); use the files of one `shoal certs init`",
                 file=self.certificate,
             )
-        _check_dates(issuer, self.ca)
+        validity = min(validity, _check_dates(issuer, self.ca), key=lambda each: each.ends_at)
         if self._role in NAMED_ROLES and role_name(self._role) not in _dns_names(own, self.certificate):
             raise errors.BadRequest(
                 f"the certificate {self.certificate} has no DNS name {role_name(self._role)}, which clients expect of "
@@ -215,6 +232,7 @@ class TlsFiles:
                 "(`dnsNames` of cert-manager)",
                 file=self.certificate,
             )
+        return validity
 
 
 def _read(file: Path, what: str, option: str, *, secret: bool = False) -> bytes:
@@ -246,7 +264,7 @@ def _dns_names(certificate: x509.Certificate, file: Path) -> list[str]:
         ) from None
 
 
-def _check_dates(certificate: x509.Certificate, file: Path) -> None:
+def _check_dates(certificate: x509.Certificate, file: Path) -> Validity:
     now = datetime.datetime.now(datetime.UTC)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begin:
@@ -261,6 +279,7 @@ def _check_dates(certificate: x509.Certificate, file: Path) -> None:
             f"clock of this machine if it is fast by that much (it says {_text(now)})",
             file=file,
         )
+    return Validity(file, begin.timestamp(), end.timestamp())
 
 
 def _text(time: datetime.datetime) -> str:
@@ -313,4 +332,4 @@ def _trust(context: ssl.SSLContext, ca: bytes, file: Path) -> None:
         ) from None
 
 
-__all__ = ["TlsFiles", "TlsMaterial"]
+__all__ = ["TlsFiles", "TlsMaterial", "Validity"]
