@@ -295,6 +295,21 @@ class TestDocs:
         issued = {each["spec"]["secretName"] for each in of_kind(rendered("overlays/production"), "Certificate")}
         assert made == table == issued - {"shoal-ca"}
 
+    def test_its_policies_allow_the_certificates_that_there_are_and_no_admins(self) -> None:
+        [block] = self.blocks("apiVersion: policy")
+        policies = [each["spec"] for each in yaml.safe_load_all(block) if each["kind"] == "CertificateRequestPolicy"]
+        allowed = {policy["selector"]["issuerRef"]["name"]: policy["allowed"] for policy in policies}
+        for certificate in of_kind(rendered("overlays/production"), "Certificate"):
+            asked = certificate["spec"]
+            policy = allowed[asked["issuerRef"]["name"]]
+            assert policy["commonName"]["value"] in ("*", asked["commonName"])
+            assert asked.get("isCA", False) == policy.get("isCA", False)
+            assert {*asked.get("usages", ())} <= {*policy["usages"]}
+            for names in ("dnsNames", "ipAddresses", "uris"):
+                values = policy.get(names, {}).get("values", [])
+                assert values == ["*"] or {*asked.get(names, ())} <= {*values}
+        assert "spiffe://shoal/admin" not in allowed["shoal"]["uris"]["values"]
+
     def test_its_table_of_overlays_has_all_of_them(self) -> None:
         [section] = re.findall(r"^(# .*?)\n## ", self.TEXT, re.DOTALL)
         assert {
