@@ -13,13 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal import _rpc, errors
-from shoal._security import AccessRole, Credentials, PortCheck
+from shoal._security import INSECURE_VARIABLE, AccessRole, Credentials, PortCheck
 from shoal._system import private_files
 from shoal._system.listeners import loopback_addresses
 from shoal._transport import ByteStream, Security, TokenSecurity, secured
 
 SECRET_VARIABLE = "SHOAL_GROUP_SECRET_FILE"  # noqa: S105 - the name of a variable
-_INSECURE = "SHOAL_INSECURE"
 _MIN_BYTES, _MAX_BYTES = 16, 4096
 
 
@@ -28,7 +27,8 @@ class _SecretSecurity(TokenSecurity):
 
     def protect(self, stream: ByteStream, peer: str, *, accepted: bool) -> ByteStream:
         if not accepted:
-            PortCheck(peer, always=True)("")
+            # Another host gets only a proof of the secret.
+            PortCheck(peer, always=True, insecure=True)("")
         return stream
 
 
@@ -54,7 +54,7 @@ def group_security(addresses: Sequence[str], environment: Mapping[str, str] = os
     credentials = Credentials.find(role=AccessRole.SERVER, environment=environment)
     if named := environment.get(SECRET_VARIABLE):
         secret = _read(Path(named))
-    elif credentials.tls or environment.get(_INSECURE) == "1":
+    elif credentials.tls or environment.get(INSECURE_VARIABLE) == "1":
         secret = b""
     elif all(loopback_addresses(_rpc.parse_address(address)[0]) for address in addresses):
         secret = _own_secret(private_files.state_folder(environment) / "group-secret")
@@ -62,7 +62,7 @@ def group_security(addresses: Sequence[str], environment: Mapping[str, str] = os
         raise errors.BadRequest(
             f"ranks of this group are on other hosts, and nothing proves who belongs to it; set {SECRET_VARIABLE} to a "
             "file with the same secret at each rank, set SHOAL_TLS_CA, SHOAL_TLS_CERT and SHOAL_TLS_KEY, or set "
-            f"{_INSECURE}=1 to accept everybody",
+            f"{INSECURE_VARIABLE}=1 to accept everybody",
             variable=SECRET_VARIABLE,
         )
     # The secret itself stays here, however many connections it protects.

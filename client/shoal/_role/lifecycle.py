@@ -129,7 +129,7 @@ def find_credentials(role: str, options: ConnectionOptions, listens: Iterable[st
         raise SystemExit(2) from None
     if options.insecure:
         log.warning("started with --insecure", consequence=insecure_consequence(role))
-    return replace(found, closed=not options.insecure)
+    return replace(found, closed=not options.insecure, insecure=options.insecure)
 
 
 def run_role(

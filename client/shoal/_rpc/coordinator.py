@@ -148,7 +148,7 @@ class CoordinatorClient:
         """Returns the metadata of a call: the trace of this thread, and the token.
 
         Raises:
-            Unauthenticated: another user listens on the coordinator's port.
+            Unauthenticated: another host, or another user on the coordinator's port, would get the token without TLS.
         """
         return *(_tracing.metadata() or ()), *self.credentials.metadata(self._check_port)
 

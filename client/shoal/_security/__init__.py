@@ -1,8 +1,8 @@
 """Access control of a cluster, and protection of its connections.
 
 Tokens and tickets identify callers, and `permissions` says which calls each of them may make. Processes find their
-tokens in access files, and `port_check` keeps tokens from other users of a machine. `certificates` and `tls` protect
-connections. `credentials` has what a process presents to others.
+tokens in access files, and `port_check` keeps tokens from other users and from networks without TLS. `certificates` and
+`tls` protect connections. `credentials` has what a process presents to others.
 
 `_rpc`, `_transport`, `_role`, `_cli`, `client` and the roles import it. It imports nothing of Shoal except `errors` and
 `_system`, and no grpc. This module does not import `certificates`, `tls` and `tokens`: code that needs them imports
@@ -21,7 +21,7 @@ from shoal._security.permissions import (
     check_own,
     check_permitted,
 )
-from shoal._security.port_check import CHECK_EVERY_S, PortCheck, user_mark
+from shoal._security.port_check import CHECK_EVERY_S, INSECURE_VARIABLE, PortCheck, user_mark
 from shoal._security.principal import GIVEN_ROLES, ID_PREFIX, AccessRole, Principal
 from shoal._security.role_names import NAMED_ROLES, role_name
 from shoal._security.tls_errors import NO_TLS, explained
@@ -30,6 +30,7 @@ __all__ = [
     "CHECK_EVERY_S",
     "GIVEN_ROLES",
     "ID_PREFIX",
+    "INSECURE_VARIABLE",
     "MAX_TOKEN_BYTES",
     "MEMBER_ROLES",
     "NAMED_ROLES",

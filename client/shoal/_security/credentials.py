@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shoal import errors
 from shoal._security.access_files import TokenSource
 from shoal._security.bearer import authorization
-from shoal._security.port_check import PortCheck
+from shoal._security.port_check import INSECURE_VARIABLE, PortCheck
 from shoal._security.principal import AccessRole
 
 if TYPE_CHECKING:
@@ -39,15 +39,18 @@ class Credentials:
         tls: TLS settings of connections. None means connections without TLS.
         token: returns the token or the ticket for a call, or an empty string if the call has none.
         discard_token: called when a server has refused the token, so that `token` gets another one.
-        closed: whether this is a role without --insecure. Such a role joins no cluster that asks for no tokens. Before
-            a call without TLS to a port of loopback, it checks the user of the port, even if it has no token to send.
-            Otherwise, while the coordinator is down, another user could take its port and assign jobs to the role.
+        closed: whether this is a role without --insecure. Such a role joins no cluster that asks for no tokens. Without
+            TLS, it calls no other host, and checks the user of a port of loopback, even if it has no token to send.
+            Otherwise, while the coordinator is down, others could take its address and assign jobs to the role.
+        insecure: whether tokens may be sent to other hosts without TLS, because this process was started with
+            --insecure or SHOAL_INSECURE.
     """
 
     tls: "TlsFiles | None" = None
     token: Callable[[], str] = no_token
     discard_token: Callable[[], None] = _keep
     closed: bool = False
+    insecure: bool = False
 
     def with_token(self, token: Callable[[], str], discard: Callable[[], None] = _keep) -> "Credentials":
         """Returns these credentials with another token."""
@@ -85,7 +88,9 @@ class Credentials:
             address: host:port.
             every_s: seconds for which a check is valid.
         """
-        return _unchecked if self.tls else PortCheck(address, every_s=every_s, always=self.closed)
+        if self.tls:
+            return _unchecked
+        return PortCheck(address, every_s=every_s, always=self.closed, insecure=self.insecure)
 
     @classmethod
     def find(
@@ -110,7 +115,7 @@ class Credentials:
             environment: the environment variables.
 
         Returns:
-            The credentials. They have no TLS if no path is given or set.
+            The credentials. They have no TLS if no path is given or set; SHOAL_INSECURE=1 then makes them insecure.
 
         Raises:
             BadRequest: the files are not valid; see `TlsFiles`.
@@ -118,7 +123,7 @@ class Credentials:
         given = zip((ca, certificate, key), VARIABLES, strict=True)
         paths = [path or environment.get(variable, "") for path, variable in given]
         if not any(paths):
-            return cls()
+            return cls(insecure=environment.get(INSECURE_VARIABLE) == "1")
         if not paths[0]:
             raise errors.BadRequest(
                 "TLS has a certificate or a key, but no CA; give --tls-ca or SHOAL_TLS_CA, the certificate of the CA "

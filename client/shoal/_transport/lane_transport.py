@@ -172,7 +172,7 @@ class LaneFactory(TransportFactory):
 
         Raises:
             ShoalError: the connection fails, or the server refuses it.
-            Unauthenticated: another user listens on the server's port.
+            Unauthenticated: another host, or another user on the server's port, would get the ticket without TLS.
         """
         with ExitStack() as undo:
             lane, token = self.dial(target)

@@ -73,7 +73,7 @@ class ServerChannels:
         """Returns the metadata of a call to a server: the trace of this thread, and the coordinator's token for it.
 
         Raises:
-            Unreachable: Another user listens on the server's port, and would get the token.
+            Unreachable: Another host, or another user on the server's port, would get the token without TLS.
         """
         credentials = self._credentials_for(server.member)
         try:

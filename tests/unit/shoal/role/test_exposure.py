@@ -39,6 +39,7 @@ def test_insecure_and_tls_contradict_each_other() -> None:
 
 
 @pytest.mark.parametrize("insecure", [False, True])
-def test_only_an_insecure_role_calls_coordinators_of_other_users(insecure: bool) -> None:
+def test_only_an_insecure_role_calls_coordinators_of_others(insecure: bool) -> None:
     options = SimpleNamespace(tls_ca="", tls_cert="", tls_key="", tls_client_certs="required", insecure=insecure)
-    assert find_credentials("worker", options, ["127.0.0.1:0"]).closed is not insecure
+    found = find_credentials("worker", options, ["127.0.0.1:0"])
+    assert (found.closed, found.insecure) == (not insecure, insecure)

@@ -1,14 +1,18 @@
-"""Users that may listen on the port of loopback to which a process sends a token."""
+"""Hosts, and users of a port of loopback, to which a process sends a token without TLS."""
 
 import os
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from shoal import errors
-from shoal._security import AccessRole, Credentials, PortCheck, Principal, user_mark
+from shoal._rpc import CoordinatorClient, MembershipClient
+from shoal._security import AccessFile, AccessRole, Credentials, PortCheck, Principal, token_in, user_mark
 from shoal._security.port_check import USER_MARK
 from shoal._security.tokens import TokenSigner, TokenVerifier
+from shoal.v1 import coordinator_pb2
 
 ADDRESS = "127.0.0.1:7070"
 OWN = os.geteuid()
@@ -52,9 +56,18 @@ def test_a_user_mark_does_not_show_the_user() -> None:
     assert user_mark(OTHER) != user_mark(OWN)
 
 
-@pytest.mark.parametrize("address", ["10.1.2.3:7070", "node:7070", "", "7070", "127.0.0.1:http"])
-def test_other_hosts_are_not_checked(address: str) -> None:
-    PortCheck(address, listeners=listening(OTHER))("secret")
+@pytest.mark.parametrize("address", ["10.1.2.3:7070", "node:7070", "[2001:db8::1]:7070", "0.0.0.0:7070", "7070"])
+def test_another_host_gets_no_token(address: str) -> None:
+    with pytest.raises(errors.Unauthenticated, match=r"another host.*The token was not sent. Set SHOAL_TLS_CA"):
+        PortCheck(address, listeners=listening())("secret")
+    with pytest.raises(errors.Unauthenticated, match=r"another host.*The call was not sent.*SHOAL_INSECURE=1"):
+        PortCheck(address, always=True, listeners=listening())("")
+    PortCheck(address, listeners=listening())("")
+    PortCheck(address, always=True, insecure=True, listeners=listening())("secret")
+
+
+def test_a_port_of_loopback_without_a_number_is_not_checked() -> None:
+    PortCheck("127.0.0.1:http", listeners=listening(OTHER))("secret")
 
 
 def test_without_a_token_only_roles_check() -> None:
@@ -84,3 +97,32 @@ def test_a_check_is_valid_for_a_while() -> None:
 
 def test_credentials_without_tls_check_who_listens() -> None:
     assert isinstance(Credentials().port_check(ADDRESS), PortCheck)
+
+
+FAR = "192.0.2.2:7070"  # of no host (RFC 5737)
+
+
+def test_a_forgotten_variable_sends_no_token_of_the_access_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator has TLS and is down. Another user of its machine has taken its port, which has no TLS."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    AccessFile(FAR).write({AccessRole.ADMIN: "secret"})
+    forgotten = Credentials.find(environment={})
+    with (
+        closing(CoordinatorClient(FAR, credentials=forgotten.for_coordinator(FAR, AccessRole.ADMIN))) as client,
+        pytest.raises(errors.Unauthenticated, match=rf"^{FAR} is on another host.*has no TLS files"),
+    ):
+        client.call(client.members.GetStatus, coordinator_pb2.GetStatusRequest())
+    insecure = Credentials.find(environment={"SHOAL_INSECURE": "1"}).for_coordinator(FAR, AccessRole.ADMIN)
+    assert token_in(insecure.metadata(insecure.port_check(FAR))) == "secret"
+
+
+def test_a_closed_role_calls_no_other_host_without_tls() -> None:
+    """The answer could have another key of tokens, and could assign jobs to a worker."""
+    presented = Credentials(closed=True)
+    with (
+        closing(CoordinatorClient(FAR, credentials=presented)) as client,
+        pytest.raises(errors.Unauthenticated, match=rf"^{FAR} is on another host.*The call was not sent"),
+    ):
+        MembershipClient(client, coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="gpu-1")).start()
