@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from shoal import errors
 from shoal._limits import catalogue
-from shoal._security import GIVEN_ROLES, ID_PREFIX, AccessRole, Principal
+from shoal._security import GIVEN_ROLES, HOLDER_RULE, ID_PREFIX, LOCAL_HOLDER, AccessRole, Principal, can_hold
 from shoal._security.tokens import TokenSigner
 from shoal.v1 import state_pb2
 from shoal_coordinator.certificate_holders import HolderVerifier
@@ -28,12 +28,10 @@ TICKET_S = 600.0
 LOCAL_S = 365 * 86_400.0
 MAX_VALID_S = 10 * 365 * 86_400.0
 MAX_TOKENS, MAX_REVOCATIONS = catalogue.MAX_TOKENS.default, catalogue.MAX_REVOCATIONS.default
-# The holder of the tokens of the access file.
-_LOCAL_NAME = "local"
 # The name in the record of a revoked certificate that has not called since the coordinator's start.
 UNKNOWN_HOLDER = "certificate"
 # Ids of what can be revoked though no admin made it: a certificate, and a token of the access file.
-_UNLISTED = re.compile(rf"{ID_PREFIX}[0-9A-Fa-f]{{1,64}}|{_LOCAL_NAME}-[0-9a-f]{{8}}")
+_UNLISTED = re.compile(rf"{ID_PREFIX}[0-9A-Fa-f]{{1,64}}|{LOCAL_HOLDER}-[0-9a-f]{{8}}")
 # Roles of the tokens for processes of the coordinator's user on its machine.
 _LOCAL_ROLES = (AccessRole.ADMIN, AccessRole.WORKER, AccessRole.SERVER)
 
@@ -143,7 +141,7 @@ class Access:
         with self._lock:
             kept = {token.role: token.id for token in self._tokens.values() if _is_local(token) and not token.revoked}
             made = [
-                TokenInfo(kept.get(role) or _new_local_id(), _LOCAL_NAME, role, now + LOCAL_S) for role in _LOCAL_ROLES
+                TokenInfo(kept.get(role) or _new_local_id(), LOCAL_HOLDER, role, now + LOCAL_S) for role in _LOCAL_ROLES
             ]
             self._write({record_keys.of_token(token.id): _record(token) for token in made})
             self._tokens |= {token.id: token for token in made}
@@ -179,9 +177,14 @@ class Access:
             The description of the token, and the token itself.
 
         Raises:
-            BadRequest: the role or the time is not valid.
+            BadRequest: the name, the role or the time is not valid.
             LimitExceeded: there are too many tokens.
         """
+        if not can_hold(name):
+            raise errors.BadRequest(
+                f"{name!r:.80} cannot be the name of a token's holder; give a name that has {HOLDER_RULE}",
+                name=name[:80],
+            )
         if role not in GIVEN_ROLES:
             raise errors.BadRequest(
                 f"{role!r} is not a role of a token; use one of: {', '.join(role.value for role in GIVEN_ROLES)}"
@@ -276,7 +279,7 @@ class Access:
         """Returns what is recorded of a certificate, or of a token of the access file, that is to be revoked."""
         now = self._clock()
         if not (serial := token.partition(ID_PREFIX)[2]):
-            return TokenInfo(token, _LOCAL_NAME, AccessRole.ADMIN, now + LOCAL_S)
+            return TokenInfo(token, LOCAL_HOLDER, AccessRole.ADMIN, now + LOCAL_S)
         certificate = f"{ID_PREFIX}{int(serial, 16):x}"  # other tools pad it with zeros
         return self._with_holder(TokenInfo(certificate, UNKNOWN_HOLDER, AccessRole.READER, now + MAX_VALID_S))
 
@@ -301,12 +304,12 @@ def revocations_of(access: Access | None) -> Revocations:
 
 
 def _new_local_id() -> str:
-    return f"{_LOCAL_NAME}-{secrets.token_hex(4)}"
+    return f"{LOCAL_HOLDER}-{secrets.token_hex(4)}"
 
 
 def _is_local(token: TokenInfo) -> bool:
     """Returns whether a token is one of the access file."""
-    return token.id.startswith(f"{_LOCAL_NAME}-")
+    return token.id.startswith(f"{LOCAL_HOLDER}-")
 
 
 def _is_unlisted(token: TokenInfo) -> bool:

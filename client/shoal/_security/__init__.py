@@ -22,15 +22,17 @@ from shoal._security.permissions import (
     check_permitted,
 )
 from shoal._security.port_check import CHECK_EVERY_S, INSECURE_VARIABLE, PortCheck, user_mark
-from shoal._security.principal import GIVEN_ROLES, ID_PREFIX, AccessRole, Principal
+from shoal._security.principal import GIVEN_ROLES, HOLDER_RULE, ID_PREFIX, LOCAL_HOLDER, AccessRole, Principal, can_hold
 from shoal._security.role_names import NAMED_ROLES, role_name
 from shoal._security.tls_errors import NO_TLS, explained
 
 __all__ = [
     "CHECK_EVERY_S",
     "GIVEN_ROLES",
+    "HOLDER_RULE",
     "ID_PREFIX",
     "INSECURE_VARIABLE",
+    "LOCAL_HOLDER",
     "MAX_TOKEN_BYTES",
     "MEMBER_ROLES",
     "NAMED_ROLES",
@@ -48,6 +50,7 @@ __all__ = [
     "Principal",
     "TokenSource",
     "authorization",
+    "can_hold",
     "check_own",
     "check_permitted",
     "explained",

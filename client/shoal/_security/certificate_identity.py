@@ -6,7 +6,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from shoal import errors
-from shoal._security.principal import GIVEN_ROLES, ID_PREFIX, AccessRole, Principal
+from shoal._security.principal import GIVEN_ROLES, HOLDER_RULE, ID_PREFIX, AccessRole, Principal, can_hold
 
 # The URI in a certificate that names the role of its holder, as `shoal certs init` and the manifests write it.
 ROLE_URI = "spiffe://shoal/"
@@ -28,7 +28,8 @@ def principal_in(pem: bytes) -> Principal:
         the certificate expires.
 
     Raises:
-        Unauthenticated: it cannot be read, it does not name exactly one role, or a certificate cannot give this role.
+        Unauthenticated: it cannot be read, it does not name exactly one role, a certificate cannot give this role, or
+            its common name cannot be the name of a holder.
     """
     try:
         return _principal_in(x509.load_pem_x509_certificate(pem))
@@ -52,7 +53,13 @@ def _principal_in(certificate: x509.Certificate) -> Principal:
             f"as {ROLE_URI}worker; it names: {found}. Use a certificate of `shoal certs init`, or a token"
         )
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    name = str(names[0].value) if names else ""
+    name = str(names[0].value) if len(names) == 1 else ""
+    if not can_hold(name):
+        raise errors.Unauthenticated(
+            f"the call has no token, and its certificate must have one common name, which names its holder; it has: "
+            f"{', '.join(repr(each.value) for each in names)[:200] or 'none'}. A name has {HOLDER_RULE}. Use a "
+            "certificate of `shoal certs issue`, or a token"
+        )
     return Principal(
         name,
         AccessRole(*roles),

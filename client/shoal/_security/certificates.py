@@ -1,8 +1,9 @@
 """Development certificates: a CA, and certificates and keys, as `shoal certs init` and `shoal certs issue` write them.
 
 A certificate carries its role as a URI (`spiffe://shoal/server`), and the hosts of its process as DNS names and
-addresses. A URI cannot be mistaken for a host, and SPIRE and cert-manager issue such certificates as well. Those of a
-coordinator and of a server also have the DNS name by which clients know the role (`role_names`).
+addresses. The common name is the name of its holder. A URI cannot be mistaken for a host, and cert-manager issues such
+certificates as well. Those of a coordinator and of a server also have the DNS name by which clients know the role
+(`role_names`).
 """
 
 import datetime
@@ -20,6 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shoal import errors
 from shoal._security.certificate_identity import ROLE_URI
+from shoal._security.principal import LOCAL_HOLDER
 from shoal._security.role_names import NAMED_ROLES, ROLE_DOMAIN, is_role_name, role_name
 from shoal._system import private_files
 
@@ -32,7 +34,7 @@ _CLOCK_SLACK = datetime.timedelta(hours=1)
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _CA = "ca"
 # The name of a holder is also the name of its files, so it must not end like that of a key.
-_HOLDER = re.compile(rf"(?!{_CA}$)(?!.*-key$)[a-z0-9][a-z0-9-]{{0,62}}")
+_HOLDER = re.compile(rf"(?!(?:{_CA}|{LOCAL_HOLDER})$)(?!.*-key$)[a-z0-9][a-z0-9-]{{0,62}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def issue_certificate(
 
     Args:
         role: coordinator, server, worker, admin, submitter or reader.
-        name: name of the holder, by which the cluster knows it: 1 to 63 characters of a-z, 0-9 and -.
+        name: name of the holder, by which the cluster knows it: 1 to 63 characters of a-z, 0-9 and -, but not `local`.
         hosts: names and addresses of the hosts of the holder's process, besides localhost.
         ca: folder with ca.pem and ca-key.pem, from `make_certificates`.
         folder: folder for the files; it is created if it does not exist. None means the folder of the CA.
@@ -104,7 +106,8 @@ def issue_certificate(
     if not _HOLDER.fullmatch(name):
         raise errors.BadRequest(
             f"{name!r:.80} cannot be the name of a certificate's holder: give 1 to 63 characters of a-z, 0-9 and -, "
-            "but not ca, and not a name that ends with -key",
+            f"but not {_CA}, not {LOCAL_HOLDER} (the processes of the coordinator's user), and not a name that ends "
+            "with -key",
         )
     if hosts and role not in SERVING_ROLES:
         raise errors.BadRequest(

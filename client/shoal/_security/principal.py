@@ -1,11 +1,18 @@
 """Principals: the identities of callers, with their access roles."""
 
 import math
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 # Prefix of the id by which a certificate is revoked. The serial number follows, in hexadecimal.
 ID_PREFIX = "cert:"
+# The holder of the tokens of the access file. No other token and no certificate may have this name: jobs belong to it,
+# and its revocation revokes the access file.
+LOCAL_HOLDER = "local"
+_HOLDER = re.compile(r"[a-z0-9-]{1,63}")
+# What `can_hold` accepts, for messages.
+HOLDER_RULE = f"1 to 63 characters of a-z, 0-9 and -, and is not {LOCAL_HOLDER!r}"
 
 
 class AccessRole(StrEnum):
@@ -38,6 +45,11 @@ class AccessRole(StrEnum):
 GIVEN_ROLES = (AccessRole.ADMIN, AccessRole.SUBMITTER, AccessRole.READER, AccessRole.WORKER, AccessRole.SERVER)
 
 
+def can_hold(name: str) -> bool:
+    """Returns whether a token that an admin makes, or a certificate, may name this holder."""
+    return bool(_HOLDER.fullmatch(name)) and name != LOCAL_HOLDER
+
+
 @dataclass(frozen=True, slots=True)
 class Principal:
     """The identity of a caller, as its token or its certificate proves it.
@@ -68,4 +80,4 @@ class Principal:
         return f"{self.role.value} {self.name!r}" + (f" of job {self.job}" if self.job else "")
 
 
-__all__ = ["GIVEN_ROLES", "ID_PREFIX", "AccessRole", "Principal"]
+__all__ = ["GIVEN_ROLES", "HOLDER_RULE", "ID_PREFIX", "LOCAL_HOLDER", "AccessRole", "Principal", "can_hold"]

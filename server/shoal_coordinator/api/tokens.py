@@ -8,7 +8,6 @@ import grpc
 import structlog
 
 from shoal import _rpc, errors
-from shoal._role.identity import MEMBER_ID
 from shoal._security import ID_PREFIX, MEMBER_ROLES, check_own
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import token_pb2 as pb
@@ -67,10 +66,6 @@ class TokensService(token_pb2_grpc.TokensServicer):
 
     @_rpc.servicer
     def CreateToken(self, request: pb.CreateTokenRequest, _: grpc.ServicerContext) -> pb.CreateTokenReply:
-        if not MEMBER_ID.fullmatch(request.name):
-            raise errors.BadRequest(
-                f"{request.name!r:.80} cannot be the name of a token's holder: give 1 to 63 characters of a-z, 0-9, -"
-            )
         made, secret = self._required().create(request.name, request.role, request.valid_s)
         _log.info("made a token", token=made.id, holder=made.name, role=made.role.value, by=str(_rpc.caller()))
         return pb.CreateTokenReply(token=_message(made), secret=secret)

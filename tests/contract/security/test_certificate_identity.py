@@ -63,15 +63,15 @@ def status_as(coordinator: CoordinatorProcess, presented: Credentials) -> coordi
         return reply
 
 
-def issued(folder: Path, scratch: Path, uris: Sequence[str]) -> Credentials:
-    """Returns credentials with a certificate of the folder's CA that has these URIs."""
+def issued(folder: Path, scratch: Path, uris: Sequence[str], holders: Sequence[str] = ("ann",)) -> Credentials:
+    """Returns credentials with a certificate of the folder's CA that has these URIs and common names."""
     ca = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
     ca_key = serialization.load_pem_private_key((folder / "ca-key.pem").read_bytes(), None)
     assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ann")]))
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, holder) for holder in holders]))
         .issuer_name(ca.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
@@ -121,6 +121,32 @@ def test_a_certificate_that_names_no_role_is_refused(
 ) -> None:
     with pytest.raises(errors.Unauthenticated, match="must name one role"):
         status_as(coordinator, issued(folder, tmp_path, uris))
+
+
+@pytest.mark.parametrize(
+    "holders",
+    [[], ["a\nb@submitter\x00"], ["Ann"], ["a" * 64], ["local"], ["ann", "bob"]],
+    ids=["none", "control characters", "capitals", "long", "reserved", "two"],
+)
+def test_a_certificate_without_a_name_of_its_holder_is_refused(
+    coordinator: CoordinatorProcess, folder: Path, tmp_path: Path, holders: Sequence[str]
+) -> None:
+    """Jobs and members belong to names, and those whose submitter or holder is not known have an empty name."""
+    presented = issued(folder, tmp_path, ["spiffe://shoal/submitter"], holders)
+    with pytest.raises(errors.Unauthenticated, match=r"must have one common name.*or a token"):
+        status_as(coordinator, presented)
+    assert coordinator.access is not None
+    _, token = coordinator.access.create("ann", "reader", 60.0)
+    assert status_as(coordinator, presented.with_token(lambda: token)).cluster
+
+
+@pytest.mark.parametrize("name", ["local", "", "Ann", "a b"])
+def test_a_token_has_a_name_of_a_holder(coordinator: CoordinatorProcess, folder: Path, name: str) -> None:
+    """Otherwise, the holder of a token with the name `local` could change the jobs of the coordinator's user."""
+    with closing(CoordinatorClient(coordinator.address, credentials=credentials(folder, "admin"))) as client:
+        request = token_pb2.CreateTokenRequest(name=name, role="submitter", valid_s=60)
+        with pytest.raises(errors.BadRequest, match=r"cannot be the name of a token's holder.*is not 'local'"):
+            client.call(client.tokens.CreateToken, request, retry_for_s=0)
 
 
 def test_a_certificate_of_another_ca_is_refused(coordinator: CoordinatorProcess, folder: Path, tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ def test_a_ca_whose_key_others_can_read_issues_nothing(tmp_path: Path) -> None:
     ("role", "name", "hosts", "days", "reason"),
     [
         ("root", "ann", [], 30, "'root' is not a role; use one of: coordinator, server"),
+        ("submitter", "local", [], 30, "not local .the processes of the coordinator's user"),
         ("reader", "Ann", [], 30, "cannot be the name of a certificate's holder: give 1 to 63"),
         ("reader", "../ann", [], 30, "cannot be the name"),
         ("reader", "ca", [], 30, "but not ca"),
