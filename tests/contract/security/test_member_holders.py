@@ -65,6 +65,24 @@ def test_a_worker_gets_tickets_only_for_jobs_that_it_takes_part_in(rig: SecureRi
         worker.close()
 
 
+def test_a_worker_reads_no_job_with_its_own_token(rig: SecureRig) -> None:
+    """Its trainers read their jobs, with their tickets."""
+    worker = calling(rig, rig.token(AccessRole.WORKER, worker="eve"))
+    trainer = calling(rig, rig.token(AccessRole.TRAINER, job="job", worker="eve", incarnation=1))
+    asked = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="eve", process="p")
+    try:
+        life = worker.call(worker.members.Register, asked, retry_for_s=0).incarnation
+        for call in ("Get", "GetPlacement"):
+            request = request_of(call, job="job")
+            with pytest.raises(errors.Forbidden, match="worker 'eve' may not"):
+                worker.call(getattr(worker.jobs, call), request, retry_for_s=0)
+            assert trainer.call(getattr(trainer.jobs, call), request, retry_for_s=0)
+        worker.call(worker.members.Leave, coordinator_pb2.LeaveRequest(member="eve", incarnation=life), retry_for_s=0)
+    finally:
+        trainer.close()
+        worker.close()
+
+
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[Coordinator]:
     """Returns a list that gets an item for each reading of the state."""
