@@ -44,6 +44,7 @@ CONTROL_CALLS = frozenset(
         "Tokens/RevokeToken",
         "Tokens/GetLoginLink",
         "page/login",
+        "page/logout",
     }
 )
 # Refused calls, with these statuses, are recorded for every method, up to a number a second.

@@ -81,10 +81,10 @@ class Logins:
             self._sessions[_hash(session)] = principal, now + SESSION_S
         return session, principal
 
-    def log_out(self, session: str) -> None:
-        """Ends a session. A text that proves no session has no effect."""
+    def log_out(self, session: str) -> Principal | None:
+        """Ends a session. Returns whose it was, or None if the text proves no session."""
         with self._lock:
-            self._sessions.pop(_hash(session), None)
+            return self._sessions.pop(_hash(session), (None, 0.0))[0]
 
     def principal(
         self, *, session: str = "", token: str = "", on_identified: Callable[[Principal], object] = lambda _: None

@@ -3,6 +3,7 @@
 import enum
 from concurrent.futures import Future
 from typing import Any
+from urllib.parse import unquote
 
 from shoal import errors
 
@@ -38,8 +39,17 @@ class Call:
 
 def host_of(event: Any) -> str:
     """Returns where a call comes from, without the port."""
-    peer: str = event.call.peer().decode(errors="replace")
-    return peer.rpartition(":")[0]
+    return host_in(event.call.peer().decode(errors="replace"))
+
+
+def host_in(peer: str) -> str:
+    """Returns the address in gRPC's name of the other end, without the port, in the form that HTTP servers report.
+
+    Args:
+        peer: such as `ipv4:10.0.0.5:4711` or `ipv6:%5B2001:db8::1%5D:4711`. Another form is returned as it is.
+    """
+    kind, _, rest = unquote(peer).partition(":")
+    return rest.rpartition(":")[0].strip("[]") if kind in {"ipv4", "ipv6"} else peer
 
 
 def size_of(message: Any) -> int:
@@ -49,4 +59,4 @@ def size_of(message: Any) -> int:
     return len(message) if isinstance(message, bytes) else int(message.ByteSize())
 
 
-__all__ = ["Call", "CallClass", "host_of", "size_of"]
+__all__ = ["Call", "CallClass", "host_in", "host_of", "size_of"]

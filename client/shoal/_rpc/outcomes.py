@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from shoal._rpc.callers import caller
+from shoal._rpc.calls import host_in
 from shoal._security import Principal
 
 
@@ -17,7 +18,7 @@ class CallOutcome:
     Attributes:
         call: SERVICE/METHOD.
         caller: who made it; None if that is not known.
-        host: where it came from, without the port.
+        host: the address it came from, without the port, such as 10.0.0.5.
         status: the name of its gRPC status, such as OK.
         request: its message; None if it was refused before its message arrived.
         reason: the text of its error; empty if it has none.
@@ -51,7 +52,7 @@ def observed(call: str, handler: Callable[..., Any], on_outcome: OnOutcome, *, s
         finally:
             status: Any = context.code()  # type: ignore[attr-defined]  # grpcio has it, its types have not
             if status or successes:
-                host, details = context.peer().rpartition(":")[0], context.details() or b""  # type: ignore[attr-defined]
+                host, details = host_in(context.peer()), context.details() or b""  # type: ignore[attr-defined]
                 name = status.name if status else "OK"
                 reason = details.decode(errors="replace") if isinstance(details, bytes) else str(details)
                 on_outcome(CallOutcome(call, caller(), host, name, request, reason))

@@ -155,7 +155,11 @@ class _Pages:
         await _check_body(request)
         found = answer(b"{}")
         if self._login:
-            found.headers.update(self._login.log_out(request.headers))
+            principal, headers = self._login.log_out(request.headers)
+            found.headers.update(headers)
+            if principal:
+                with self._noted(request, "page/logout", principal):
+                    pass
         return found
 
     async def health(self, _request: Request) -> Response:

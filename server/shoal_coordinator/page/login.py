@@ -82,10 +82,9 @@ class PageLogin:
         half = len(session) // 2
         return principal, session[half:], self._cookie(session[:half], int(SESSION_S))
 
-    def log_out(self, headers: Headers) -> dict[str, str]:
-        """Ends a session, if there is one. Returns the headers of the response."""
-        self._logins.log_out(self._session(headers))
-        return self._cookie("", 0)
+    def log_out(self, headers: Headers) -> tuple[Principal | None, dict[str, str]]:
+        """Ends a session. Returns whose it was, or None if there is none, and the headers of the response."""
+        return self._logins.log_out(self._session(headers)), self._cookie("", 0)
 
     def _session(self, headers: Headers) -> str:
         cookies: SimpleCookie = SimpleCookie()

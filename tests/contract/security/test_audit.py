@@ -50,7 +50,10 @@ def test_what_callers_did_is_in_the_log_and_no_secret(rig: SecureRig, tmp_path: 
             client.call(client.jobs.Cancel, job_pb2.CancelRequest(job="job"), retry_for_s=0)
     page = rig.coordinator.page
     headers = ACTION | {"authorization": f"Bearer {admin}"}
-    httpx.post(f"{page}/api/login", json={"code": link.rpartition("=")[2]}, headers=ACTION, timeout=10)
+    with httpx.Client(base_url=page, headers=ACTION, timeout=10) as browser:
+        key = browser.post("/api/login", json={"code": link.rpartition("=")[2]}).json()["key"]
+        for _ in range(2):  # the second one ends no session
+            browser.post("/api/logout", json={}, headers={"x-shoal-key": key})
     httpx.post(f"{page}/api/jobs/job/cancel", json={}, headers=headers, timeout=10)
     httpx.post(f"{page}/api/jobs/job/cancel", json={}, headers=ACTION, timeout=10)
     as_reader = ACTION | {"authorization": f"Bearer {reader}"}
@@ -78,6 +81,7 @@ def test_what_callers_did_is_in_the_log_and_no_secret(rig: SecureRig, tmp_path: 
         ("Jobs/Cancel", "UNAUTHENTICATED", ""),
         ("Jobs/Cancel", "UNAUTHENTICATED", "bob"),
         ("page/login", "OK", "root"),
+        ("page/logout", "OK", "root"),
         ("Jobs/Cancel", "OK", "root"),
         ("Jobs/Cancel", "PERMISSION_DENIED", "ann"),
         ("page/request", "UNAUTHENTICATED", ""),
@@ -88,6 +92,9 @@ def test_what_callers_did_is_in_the_log_and_no_secret(rig: SecureRig, tmp_path: 
         ("page/request", "PERMISSION_DENIED", ""),
     }
     wait_until(lambda: wanted <= seen(), what="the records")
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {each["host"] for each in records} == {"127.0.0.1"}, "one form for gRPC and for the page"
+    assert sum(each["call"] == "page/logout" for each in records) == 1
     text = file.read_text()
     for secret in (admin, reader, made.secret, link.rpartition("=")[2]):
         assert secret not in text

@@ -33,7 +33,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def cancel(status: str = "OK", **more: Any) -> CallOutcome:
-    return CallOutcome("shoal.v1.Jobs/Cancel", ANN, "ipv4:10.0.0.5", status, job_pb2.CancelRequest(job="a"), **more)
+    return CallOutcome("shoal.v1.Jobs/Cancel", ANN, "10.0.0.5", status, job_pb2.CancelRequest(job="a"), **more)
 
 
 def test_a_record_says_who_did_what_when_from_where_and_how_it_ended(log: AuditLog, tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_record_says_who_did_what_when_from_where_and_how_it_ended(log: AuditL
         "time": "2026-09-21T14:13:20.250+00:00",
         "call": "Jobs/Cancel",
         "outcome": "OK",
-        "host": "ipv4:10.0.0.5",
+        "host": "10.0.0.5",
         "name": "ann",
         "role": "submitter",
         "token": "t1",
@@ -92,7 +92,7 @@ def test_a_flood_of_refused_calls_is_summed_up(
 def test_a_flood_of_unknown_callers_hides_no_known_one(log: AuditLog, tmp_path: Path) -> None:
     """The holder of a stolen token could otherwise hide its refused calls among calls without a token."""
     for number in range(catalogue.AUDIT_REFUSALS.default + 5):
-        log.note(CallOutcome("shoal.v1.Jobs/Get", None, f"ipv4:10.0.0.{number}", "UNAUTHENTICATED"))
+        log.note(CallOutcome("shoal.v1.Jobs/Get", None, f"10.0.0.{number}", "UNAUTHENTICATED"))
     log.note(cancel("PERMISSION_DENIED"))
     log.close()
     last = read(tmp_path / "audit.jsonl")[-1]

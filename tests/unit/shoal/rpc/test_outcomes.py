@@ -5,6 +5,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from shoal._rpc.calls import host_in
 from shoal._rpc.outcomes import CallOutcome, observed
 
 
@@ -41,7 +42,22 @@ def test_calls_that_succeed_are_told_only_if_asked_for() -> None:
     outcomes, context = call(lambda request, context: request, successes=False)
     assert (outcomes, context.asked) == ([], 0)
     outcomes, _ = call(lambda request, context: request, successes=True)
-    assert outcomes == [CallOutcome("a.B/C", None, "ipv4:10.0.0.5", "OK", "request")]
+    assert outcomes == [CallOutcome("a.B/C", None, "10.0.0.5", "OK", "request")]
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:10.0.0.5:9999", "10.0.0.5"),
+        ("ipv6:%5B2001:db8::1%5D:9999", "2001:db8::1"),
+        ("ipv6:[::1]:9999", "::1"),
+        ("unix:/run/a", "unix:/run/a"),
+        ("", ""),
+    ],
+)
+def test_a_host_has_the_form_of_the_page(peer: str, host: str) -> None:
+    """The records of one host can then be found by one text."""
+    assert host_in(peer) == host
 
 
 def test_calls_that_fail_are_always_told() -> None:
@@ -50,4 +66,4 @@ def test_calls_that_fail_are_always_told() -> None:
     handler = observed("a.B/C", lambda request, context: context.abort(), found.append, successes=False)
     with pytest.raises(ValueError):
         handler("request", cast(grpc.ServicerContext, context))
-    assert found == [CallOutcome("a.B/C", None, "ipv4:10.0.0.5", "NOT_FOUND", "request", "the reason")]
+    assert found == [CallOutcome("a.B/C", None, "10.0.0.5", "NOT_FOUND", "request", "the reason")]
