@@ -2,7 +2,6 @@
 
 import atexit
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from shoal_distribute.script_end import failure_at_exit
 from shoal_distribute.strategies.base import Strategy
 from shoal_distribute.strategies.hybrid_group import HybridGroup, open_hybrid_group
 from shoal_distribute.strategies.process_join import join_processes
+from shoal_distribute.strategies.pulled_values import PulledValues
 from shoal_distribute.strategies.server_tasks import (
     TrainingTask,
     check_schedulable,
@@ -130,9 +130,9 @@ class ParameterServerStrategy(Strategy):
         self._session: shoal.Session | GroupSession | None = None
         self._metrics = StepMetrics()
         self._coordinated = False  # a ClusterCoordinator gives the calls to the workers, and the chief computes nothing
-        self._lock = threading.Lock()  # guards what follows; several replicas read at once
-        self._values: Mapping[str, np.ndarray] | None = None  # of the last pull in this step
-        self._assigned: dict[tuple[str, int], np.ndarray] = {}  # by variable and replica, in this step
+        self._values = PulledValues()
+        self._rank, self._steps = 0, 0  # of the session, even after its end
+        self._closed = False
         atexit.register(self._close_at_exit)
 
     @property
@@ -158,15 +158,14 @@ class ParameterServerStrategy(Strategy):
         """The number of this worker: that of its task, or else the rank of its session, which it opens."""
         if self._task:
             return max(0, self._task.number - 1) if self._coordinated else self._task.number
-        if self._session is None and self._workers > 1:
+        if not (self._session or self._closed) and self._workers > 1:
             if self._optimizer is None:
                 raise errors.WrongContext(
                     "a worker gets its number when its session opens, which needs the optimizer; make the optimizer "
                     "within the strategy's scope, before the data are divided"
                 )
             self._open(self._optimizer)
-        first = self._session.rank * self._place.size if self._session else 0
-        return first + (self._group.rank if self._group else 0)
+        return self._rank * self._place.size + (self._group.rank if self._group else 0)
 
     @property
     def writes_files(self) -> bool:
@@ -175,7 +174,7 @@ class ParameterServerStrategy(Strategy):
         return super().writes_files
 
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
-        if self._session:
+        if self._session or self._closed:
             raise errors.WrongContext(
                 f"variable {name} is made after training has begun; make all variables before the first run"
             )
@@ -214,6 +213,7 @@ class ParameterServerStrategy(Strategy):
         return self._task
 
     def check_fit(self) -> None:
+        self._require_open()
         if self._coordinated:
             raise errors.WrongContext(
                 "fit takes the steps in all tasks itself, but a ClusterCoordinator gives them to the workers; leave it "
@@ -225,28 +225,25 @@ class ParameterServerStrategy(Strategy):
 
     def begin(self) -> None:
         """Opens the session if the optimizer is known. The first `run` does so by itself."""
-        if self._optimizer and not self._session:
+        if self._optimizer and not (self._session or self._closed):
             self._open(self._optimizer)
 
     def refresh(self) -> None:
         """Makes the next read of a variable get its value from the servers."""
-        with self._lock:
-            self._values = None
+        self._values.forget()
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None, options: Any = None) -> Any:
         self.begin()
         self._metrics.clear()
-        with self._lock:
-            self._values, self._assigned = None, {}
-            if self._group and self._session:  # all of its workers pull: one that has no samples may read nothing
-                self._values = self._session.pull()
+        # In a group, all workers pull: one that has no samples may read nothing.
+        self._values.begin_step(pulls=self._group is not None)
         return super().run(fn, args, kwargs, options)
 
     experimental_run_v2 = run
 
     def iterations(self, optimizer: optim.Optimizer) -> int:
         self._require_adopted(optimizer)
-        return self._session.step if self._session else 0
+        return self._session.step if self._session else self._steps
 
     def set_learning_rate(self, optimizer: optim.Optimizer, learning_rate: float | optim.Schedule) -> None:
         self._require_adopted(optimizer)
@@ -268,14 +265,7 @@ class ParameterServerStrategy(Strategy):
             variable: the variable.
             replica: number of the replica in this process; None outside of `run`.
         """
-        with self._lock:
-            if replica is not None and (variable.name, replica) in self._assigned:
-                return self._assigned[variable.name, replica]
-            if self._session is None:
-                return variable.initial
-            if self._values is None:
-                self._values = self._session.pull()
-            return self._values[variable.name]
+        return self._values.of(variable, replica)
 
     def assign(self, variable: ServerVariable, value: np.ndarray, replica: int | None) -> None:
         """Sets an initial value, or the value of a variable that is not trainable for the push of this step.
@@ -288,16 +278,7 @@ class ParameterServerStrategy(Strategy):
         Raises:
             WrongContext: training has begun, and this is not a variable of the next push.
         """
-        with self._lock:
-            if replica is not None and not variable.trainable:
-                self._assigned[variable.name, replica] = value
-            elif self._session is None:
-                variable.initial = value
-            else:
-                raise errors.WrongContext(
-                    f"variable {variable.name} is on the servers and cannot be assigned after training has begun; "
-                    "assign it before, or give the strategy restore=CHECKPOINT"
-                )
+        self._values.assign(variable, value, replica)
 
     def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
         if self._group is None:
@@ -306,11 +287,20 @@ class ParameterServerStrategy(Strategy):
         return join_processes(self._group, replica, op, sums, self.reduced_replicas)
 
     def close(self, error: str = "") -> None:
-        """Ends the session, and so this worker's part of the job. At the end of the process this happens by itself."""
+        """Ends the session, and so this worker's part of the job. At the end of the process this happens by itself.
+
+        Variables keep their last values, so the model can be evaluated and saved. It cannot be trained further.
+        """
+        self._end(error, keeps=not error)
+
+    def _end(self, error: str, *, keeps: bool) -> None:
         atexit.unregister(self._close_at_exit)
+        self._closed = True
         session, self._session = self._session, None
         try:
+            self._values.close(keeps=keeps)
             if session:
+                self._steps = session.step
                 session.close(error)
             elif self._group:
                 self._group.close()
@@ -323,7 +313,7 @@ class ParameterServerStrategy(Strategy):
 
     def _close_at_exit(self) -> None:
         try:
-            self.close(failure_at_exit())
+            self._end(failure_at_exit(), keeps=False)  # nothing reads the values any more
         except errors.ShoalError as error:  # the job's status says how it ended
             _log.warning("could not end the session", job=self._job, reason=error.message)
 
@@ -335,6 +325,7 @@ class ParameterServerStrategy(Strategy):
         arrays: list[Array],
     ) -> None:
         self._require_adopted(optimizer)
+        self._require_open()
         if self._session is None:
             raise errors.WrongContext(
                 "gradients are applied before the optimizer is known; make it within the strategy's scope"
@@ -360,9 +351,8 @@ class ParameterServerStrategy(Strategy):
             updates = {it.name: it.update(self.local_replicas) for it in kept}
         else:
             updates = {it.name: it.increment(self.local_replicas, self._place.size, rank) for it in kept}
-        with self._lock:  # a session is not thread-safe, and another thread may read a variable
+        with self._values.pushing():
             session.push(whole, updates=updates or None, weight=weight, **self._metrics.told(self._group))
-            self._values = None
 
     def _open(self, optimizer: optim.Optimizer) -> None:
         joins = self._consistency.joins_gradients
@@ -374,6 +364,8 @@ class ParameterServerStrategy(Strategy):
         else:
             named = {"worker": self._place.member_id(self._job), **options}
             self._session = GroupSession(self._group, self._client, self._job, variables, **named)
+        self._values.open(self._session)
+        self._rank = self._session.rank
         if not self._task:
             self._take_place(self.input_pipeline_id)
 
@@ -381,6 +373,13 @@ class ParameterServerStrategy(Strategy):
         """Numbers the replicas of this worker, which has this number, among those in sync."""
         in_group = self._group.rank if self._group else 0
         self.first_replica = (number if self._consistency.joins_gradients else in_group) * self.local_replicas
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise errors.WrongContext(
+                f"the strategy is closed, so this worker's part of job {self._job} has ended; make another "
+                "ParameterServerStrategy to train further"
+            )
 
     def _require_adopted(self, optimizer: optim.Optimizer) -> None:
         if optimizer is not self._optimizer:

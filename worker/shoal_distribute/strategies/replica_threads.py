@@ -22,7 +22,7 @@ class ReplicaThreads:
     """
 
     def __init__(self, devices: Sequence[LogicalDevice]) -> None:
-        self._devices = devices
+        self._devices, self._closed = devices, False
         self._threads = DeviceThreads(devices, "replica") if len(devices) > 1 else None
         if self._threads is None:
             devices[0].activate()
@@ -42,6 +42,8 @@ class ReplicaThreads:
             args, kwargs = calls[0]
             with running(ReplicaContext(strategy, 0, self._devices[0], None)):
                 return [fn(*args, **kwargs)]
+        if self._closed:  # models can be evaluated after their strategy has ended
+            self._threads, self._closed = DeviceThreads(self._devices, "replica"), False
         rendezvous = Rendezvous(len(calls))
         run = _tracing.in_current_context(_run_replica)
         functions = [
@@ -64,9 +66,10 @@ class ReplicaThreads:
                 return None, error
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends the threads. A later `run` starts others."""
         if self._threads is not None:
             self._threads.close()
+            self._closed = True
 
 
 def _run_replica(replica: ReplicaContext, rendezvous: Rendezvous, fn: Callable[..., Any], call: ReplicaCall) -> Any:

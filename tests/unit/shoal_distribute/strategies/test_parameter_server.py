@@ -1,0 +1,100 @@
+"""ParameterServerStrategy before training begins and after its end, with servers that are objects of this process."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import errors, optim
+from shoal_distribute import ParameterServerStrategy, keras
+
+X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+Y = X @ np.array([[1.0], [-2.0], [3.0]], np.float32)
+
+
+class Servers:
+    """A client and its only session: gradient descent on arrays. `fails` is what a pull raises."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        self.sessions, self.step, self.fails = 0, 0, cast(errors.ShoalError | None, None)
+        self.values: dict[str, np.ndarray] = {}
+
+    def session(self, job: str, *, variables: Mapping[str, Any], optimizer: optim.Optimizer, **options: Any) -> Any:
+        del job, options
+        self.values = {name: np.array(it.values) for name, it in variables.items()}
+        self.rate, self.sessions = optimizer.learning_rate, self.sessions + 1
+        return self
+
+    def pull(self) -> dict[str, np.ndarray]:
+        if self.fails:
+            raise self.fails
+        return {name: it.copy() for name, it in self.values.items()}
+
+    def push(self, gradients: Mapping[str, np.ndarray], **options: Any) -> None:
+        del options
+        for name, gradient in gradients.items():
+            self.values[name] -= np.float32(self.rate) * gradient
+        self.step += 1
+
+    def set_learning_rate(self, rate: float) -> None:
+        self.rate = rate
+
+    def close(self, error: str = "") -> None:
+        pass
+
+
+@pytest.fixture
+def servers() -> Servers:
+    return Servers()
+
+
+@pytest.fixture(params=[1, 2], ids=["one device", "two devices"])
+def strategy(request: pytest.FixtureRequest, servers: Servers) -> Iterator[ParameterServerStrategy]:
+    devices = ["/cpu:0", "/cpu:1"][: request.param]
+    made = ParameterServerStrategy(client=cast(shoal.Client, servers), job="job", devices=devices)
+    yield made
+    made.close()
+
+
+def compiled(strategy: ParameterServerStrategy, *layers: Any) -> keras.Sequential:
+    with strategy.scope():
+        model = keras.Sequential([*layers, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def test_the_last_values_stay_after_the_end(
+    strategy: ParameterServerStrategy, servers: Servers, tmp_path: Path
+) -> None:
+    model = compiled(strategy, keras.Input((3,)))
+    model.fit(X, Y, epochs=3, verbose=0)
+    assert model.optimizer is not None
+    strategy.close()
+    trained = list(servers.values.values())
+    np.testing.assert_array_equal(model.get_weights()[0], trained[0])
+    assert model.evaluate(X, Y, verbose=0) == pytest.approx(((X @ trained[0] + trained[1] - Y) ** 2).mean(), rel=1e-5)
+    model.save(str(tmp_path / "model.keras"))
+    loaded = keras.models.load_model(str(tmp_path / "model.keras"))
+    np.testing.assert_array_equal(loaded.get_weights()[0], trained[0])
+    assert (model.optimizer.iterations, servers.sessions) == (3, 1)
+    for train in (model.fit, model.train_on_batch):
+        with pytest.raises(errors.WrongContext, match="make another ParameterServerStrategy to train further"):
+            train(X, Y)
+    with pytest.raises(errors.WrongContext, match="cannot be assigned after training has begun"):
+        model.set_weights(model.get_weights())
+
+
+def test_values_that_are_not_known_after_the_end_are_refused(
+    strategy: ParameterServerStrategy, servers: Servers
+) -> None:
+    model = compiled(strategy, keras.Input((3,)))
+    model.fit(X, Y, verbose=0)
+    servers.fails = errors.Unreachable("the servers are gone")
+    strategy.close()
+    with pytest.raises(errors.WrongContext, match="closed without its last values"):
+        model.get_weights()
