@@ -1,9 +1,11 @@
 """Base class of the Keras-shaped layers, and symbolic tensors, which stand for values in a functional model."""
 
+import functools
+import inspect
 import itertools
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,7 @@ from shoal_distribute.values import DistributedVariable
 from shoal_nn.layer import Shape
 
 _numbers = itertools.count()
-_here = threading.local()  # "calling": whether this thread is in the call of a layer
+_here = threading.local()  # "training": whether the layer that this thread calls acts as in training; None outside
 
 
 class KerasTensor:
@@ -81,6 +83,10 @@ class Layer(Advising):
     A call on a symbolic tensor builds the layer and returns another symbolic tensor. A call on an array or a `Tensor`
     computes. Some layers take a list of them.
 
+    A subclass may define `call`, with an argument `training` or without, and keep its layers as attributes, also in
+    lists, tuples and dicts. Layers that are called within act as in training if the outer one does, unless they get
+    another `training`.
+
     Args:
         name: its name. None makes one from the class, such as "dense_1".
         trainable: whether its variables get gradients. A `BatchNormalization` that is not trainable also acts as in
@@ -122,23 +128,30 @@ class Layer(Advising):
     @trainable.setter
     def trainable(self, value: bool) -> None:
         self._trainable = bool(value)
+        for layer in self.layers:
+            layer.trainable = value
 
     @property
     def layers(self) -> "list[Layer]":
-        """The layers that it is made of, if it is a model."""
-        return []
+        """The layers that it is made of: its attributes, also in lists, tuples and dicts."""
+        return list(dict.fromkeys(_layers_in(vars(self))))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it and all layers in it are built, so that all variables exist."""
+        return all(layer.built for layer in self._all_layers())
 
     @property
     def weights(self) -> list[DistributedVariable]:
         """All variables, in Keras' order."""
-        return [variable for layer in self.layers for variable in layer.weights]
+        return list(dict.fromkeys(variable for layer in self.layers for variable in layer.weights))
 
     @property
     def trainable_variables(self) -> list[DistributedVariable]:
         """The variables that get gradients."""
         if not self.trainable:
             return []
-        return [variable for layer in self.layers for variable in layer.trainable_variables]
+        return list(dict.fromkeys(variable for layer in self.layers for variable in layer.trainable_variables))
 
     @property
     def non_trainable_variables(self) -> list[DistributedVariable]:
@@ -229,10 +242,13 @@ class Layer(Advising):
         """
         self.built = True
 
-    @abstractmethod
     def compute_output_shape(self, shape: Any) -> Any:
-        """Returns the shape of an output sample for an input sample's, or for a list of them."""
-        raise NotImplementedError
+        """Returns the shape of an output sample for an input sample's, or for a list of them.
+
+        A subclass may define it. By default, the layer computes the output for a sample of zeros.
+        """
+        zeros = [np.zeros((1, *it), self.dtype) for it in (shape if isinstance(shape, list) else [shape])]
+        return self(zeros if isinstance(shape, list) else zeros[0], training=False).shape[1:]
 
     @abstractmethod
     def call(self, inputs: Any, training: bool = False) -> Any:
@@ -252,18 +268,18 @@ class Layer(Advising):
         tensors: Any = [as_tensor(it) for it in inputs] if several else as_tensor(inputs)
         if not self.built:
             self._build_once([it.shape[1:] for it in tensors] if several else tensors.shape[1:])
-        if getattr(_here, "calling", False):
-            return self._called(tensors, training=bool(training))
-        for layer in self._all_layers():
-            layer._added.pop(_replica_number(), None)
-        _here.calling = True
+        outer = getattr(_here, "training", None)
+        if outer is None:
+            for layer in self._all_layers():
+                layer._added.pop(_replica_number(), None)
+        _here.training = bool(outer if training is None else training)
         try:
-            return self._called(tensors, training=bool(training))
+            return self._called(tensors, training=_here.training)
         finally:
-            _here.calling = False
+            _here.training = outer
 
     def _called(self, tensors: Any, *, training: bool) -> Any:
-        outputs = self.call(tensors, training=training)
+        outputs = self.call(tensors, training=training) if _takes_training(type(self).call) else self.call(tensors)
         if self.activity_regularizer is not None:
             for output in outputs if isinstance(outputs, list | tuple) else [outputs]:
                 self.add_loss(self.activity_regularizer(output) / max(len(output), 1))
@@ -296,6 +312,23 @@ class Layer(Advising):
             self.build(shape)
         else:  # all replicas arrive here; one of them makes the variables of all
             replica.merge_call(lambda _: self.build(shape))
+        self.built = True
+
+
+@functools.cache
+def _takes_training(call: Callable[..., Any]) -> bool:
+    """Returns whether the `call` of a class takes an argument `training`."""
+    parameters = inspect.signature(call).parameters
+    return "training" in parameters or any(it.kind is it.VAR_KEYWORD for it in parameters.values())
+
+
+def _layers_in(held: Any) -> Iterator[Layer]:
+    """Yields the layers among values, also in lists, tuples and dicts. A layer can come more than once."""
+    for value in list(held.values() if isinstance(held, dict) else held):  # another replica may add to it meanwhile
+        if isinstance(value, Layer):
+            yield value
+        elif isinstance(value, list | tuple | dict):
+            yield from _layers_in(value)
 
 
 def _replica_number() -> int:

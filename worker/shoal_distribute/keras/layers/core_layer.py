@@ -91,11 +91,11 @@ class CoreLayer(Layer):
 
     @property
     def weights(self) -> list[DistributedVariable]:
-        return list(self._variables.values())
+        return [*self._variables.values(), *super().weights]
 
     @property
     def trainable_variables(self) -> list[DistributedVariable]:
-        return list(self.trained_variables().values())
+        return [*self.trained_variables().values(), *super().trainable_variables]
 
     def build(self, shape: Shape) -> None:
         self._constants = {name: values.astype(self.dtype) for name, values in self.constants(shape).items()}
@@ -145,8 +145,9 @@ class CoreLayer(Layer):
         context, state, changes = self._context(learns, arrays)
         y, after, pull = core.apply(arrays, {**arrays, **state}, given, context)
         if changes:
-            for name, value in after.items():
-                self._variables[name].assign(value)
+            for name, value in after.items():  # some pure layers return all variables if a batch changes none
+                if not self._variables[name].trainable:
+                    self._variables[name].assign(value)
         trained = self.trained_variables()
 
         def pullback(dy: Array) -> list[Array | None]:

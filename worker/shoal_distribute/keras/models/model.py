@@ -19,7 +19,7 @@ class Model(Trainer, Layer):
         outputs = keras.layers.Dense(10)(keras.layers.Flatten()(x))
         model = keras.Model(inputs, outputs)
 
-    A subclass may instead define `call`, and keep its layers as attributes.
+    A subclass may instead define `call`, and keep its layers as attributes: see `Layer`.
 
     Args:
         inputs: what `Input` returned, or a list of such tensors. A subclass with a `call` of its own has none.
@@ -43,19 +43,7 @@ class Model(Trainer, Layer):
         if self._inputs is not None:
             first = [it.input_layer for it in self.inputs if it.input_layer is not None]
             return list(dict.fromkeys([*first, *(call.layer for call in self._calls)]))
-        held = [it for value in vars(self).values() for it in (value if isinstance(value, list | tuple) else [value])]
-        return list(dict.fromkeys(it for it in held if isinstance(it, Layer)))
-
-    @property
-    def trainable(self) -> bool:
-        """Whether the variables get gradients. Setting it sets it for all layers."""
-        return self._trainable
-
-    @trainable.setter
-    def trainable(self, value: bool) -> None:
-        self._trainable = bool(value)
-        for layer in self.layers:
-            layer.trainable = value
+        return super().layers
 
     @property
     def inputs(self) -> list[KerasTensor]:

@@ -25,12 +25,12 @@ def variables_by_place(layer: Layer, place: str = "") -> dict[str, DistributedVa
         layer: the model or the layer.
         place: what the places begin with.
     """
-    if layer.layers:
-        found: dict[str, DistributedVariable] = {}
-        for number, child in enumerate(layer.layers):
-            found |= variables_by_place(child, f"{place}{number}/")
-        return found
-    return {f"{place}{it.name.removeprefix(layer.name + '/')}": it for it in layer.weights}
+    found: dict[str, DistributedVariable] = {}
+    for number, child in enumerate(layer.layers):
+        found |= variables_by_place(child, f"{place}{number}/")
+    held = set(found.values())
+    own = [it for it in layer.weights if it not in held]
+    return {f"{place}{it.name.removeprefix(layer.name + '/')}": it for it in own} | found
 
 
 def values_of(layer: Layer) -> dict[str, np.ndarray]:
@@ -187,7 +187,7 @@ def _write(model: Any, path: str, overwrite: bool, arrays: dict[str, np.ndarray]
 
 
 def _require_built(layer: Layer) -> None:
-    if not all(it.built for it in (layer, *layer.layers)):
+    if not layer.is_complete:
         raise errors.InvalidLayer(
             f"{layer.name} has no variables yet; give an Input, call build(shape), or call it on a batch"
         )
