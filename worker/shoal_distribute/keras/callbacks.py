@@ -75,6 +75,7 @@ class EarlyStopping(_Monitoring):
         self._delta, self._patience, self._verbose = min_delta, patience, verbose
         self._baseline, self._restores, self._start = baseline, restore_best_weights, start_from_epoch
         self.stopped_epoch, self.best_epoch = 0, 0
+        self.sets_state = restore_best_weights
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - each call has its own
         self.best, self._waited, self._weights = self._worst, 0, list[np.ndarray]()
@@ -238,6 +239,8 @@ class BackupAndRestore(Callback, Advising):
     Args:
         backup_dir: folder of the checkpoint. It is emptied when training is complete.
     """
+
+    sets_state = True
 
     def __init__(self, backup_dir: str | Path) -> None:
         self._folder = Path(backup_dir)

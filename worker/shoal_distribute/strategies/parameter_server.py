@@ -3,6 +3,7 @@
 import atexit
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,7 @@ class ParameterServerStrategy(Strategy):
     """
 
     reports_metrics, applies_constraints = True, False
+    restores_by = "ParameterServerStrategy(checkpoints=..., restore='auto')"
 
     def __init__(
         self,
@@ -132,6 +134,7 @@ class ParameterServerStrategy(Strategy):
         self._coordinated = False  # a ClusterCoordinator gives the calls to the workers, and the chief computes nothing
         self._values = PulledValues()
         self._rank, self._steps = 0, 0  # of the session, even after its end
+        self._first_rate: float | optim.Schedule | None = None  # set before the session opens
         self._closed = False
         atexit.register(self._close_at_exit)
 
@@ -180,7 +183,7 @@ class ParameterServerStrategy(Strategy):
             )
         if name in self._variables:
             raise errors.InvalidVariable(f"there is a variable {name} already; give each variable a name of its own")
-        made = self._variables[name] = ServerVariable(self, name, initial, trainable=trainable)
+        made = self._variables[name] = ServerVariable(self, self._values, name, initial, trainable=trainable)
         return made
 
     def adopt_optimizer(self, optimizer: optim.Optimizer) -> None:
@@ -247,9 +250,10 @@ class ParameterServerStrategy(Strategy):
 
     def set_learning_rate(self, optimizer: optim.Optimizer, learning_rate: float | optim.Schedule) -> None:
         self._require_adopted(optimizer)
-        if self._session is None:
-            raise errors.WrongContext("the learning rate is set before training begins; give it to the optimizer")
-        self._session.set_learning_rate(learning_rate)
+        if self._session:
+            self._session.set_learning_rate(learning_rate)
+        else:
+            self._first_rate = learning_rate
 
     def optimizer_state(self, optimizer: optim.Optimizer) -> dict[str, np.ndarray]:
         raise self._state_is_on_servers(optimizer)
@@ -257,28 +261,6 @@ class ParameterServerStrategy(Strategy):
     def restore_optimizer(self, optimizer: optim.Optimizer, iterations: int, state: dict[str, np.ndarray]) -> None:
         del iterations, state
         raise self._state_is_on_servers(optimizer)
-
-    def value_of(self, variable: ServerVariable, replica: int | None) -> np.ndarray:
-        """Returns the value of a variable on the host: what this replica has assigned, or else what was pulled.
-
-        Args:
-            variable: the variable.
-            replica: number of the replica in this process; None outside of `run`.
-        """
-        return self._values.of(variable, replica)
-
-    def assign(self, variable: ServerVariable, value: np.ndarray, replica: int | None) -> None:
-        """Sets an initial value, or the value of a variable that is not trainable for the push of this step.
-
-        Args:
-            variable: the variable.
-            value: the value, in its shape and dtype.
-            replica: number of the replica in this process; None outside of `run`.
-
-        Raises:
-            WrongContext: training has begun, and this is not a variable of the next push.
-        """
-        self._values.assign(variable, value, replica)
 
     def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
         if self._group is None:
@@ -357,6 +339,13 @@ class ParameterServerStrategy(Strategy):
     def _open(self, optimizer: optim.Optimizer) -> None:
         joins = self._consistency.joins_gradients
         variables = {name: it.described(self._partitioner, joins=joins) for name, it in self._variables.items()}
+        if not variables:
+            raise errors.WrongContext(
+                "training begins, but the model has no variables yet; give it an Input, or call build with the shape "
+                "of a sample"
+            )
+        if self._first_rate is not None:
+            optimizer = replace(optimizer, learning_rate=self._first_rate)
         options = {"optimizer": optimizer, "consistency": self._consistency, **self._options}
         options["workers"] = self._workers // self._place.size
         if self._group is None:

@@ -11,10 +11,10 @@ from shoal_distribute.replica_context import Replicated, current_replica
 from shoal_distribute.values import DistributedVariable
 
 
-class VariableServers(Replicated, Protocol):
-    """The strategy that these variables belong to."""
+class VariableValues(Protocol):
+    """The values of the variables of a strategy, as this process sees them."""
 
-    def value_of(self, variable: "ServerVariable", replica: int | None) -> np.ndarray:
+    def of(self, variable: "ServerVariable", replica: int | None) -> np.ndarray:
         """Returns the value of a variable on the host, as a replica of this process sees it.
 
         Args:
@@ -37,11 +37,14 @@ class ServerVariable(DistributedVariable):
 
     Args:
         strategy, name, initial, trainable: see `DistributedVariable`.
+        found: gives its value.
     """
 
-    def __init__(self, strategy: VariableServers, name: str, initial: np.ndarray, *, trainable: bool) -> None:
+    def __init__(
+        self, strategy: Replicated, found: VariableValues, name: str, initial: np.ndarray, *, trainable: bool
+    ) -> None:
         super().__init__(strategy, name, initial, trainable=trainable)
-        self._servers = strategy
+        self._found = found
         self.initial = np.array(initial)
 
     def described(self, partitioner: Partitioner | None, *, joins: bool) -> Variable:
@@ -79,7 +82,7 @@ class ServerVariable(DistributedVariable):
             workers: number of workers in a group, whose increments are added.
             rank: rank of this worker in its group.
         """
-        added: np.ndarray = self._mean(replicas) - self._servers.value_of(self, None)
+        added: np.ndarray = self._mean(replicas) - self._found.of(self, None)
         if self.dtype.kind == "f":
             added = added / workers
         elif rank > 0:
@@ -87,7 +90,7 @@ class ServerVariable(DistributedVariable):
         return added.astype(self.dtype)
 
     def _mean(self, replicas: int) -> np.ndarray:
-        return np.asarray(np.mean([self._servers.value_of(self, number) for number in range(replicas)], axis=0))
+        return np.asarray(np.mean([self._found.of(self, number) for number in range(replicas)], axis=0))
 
     @property
     def values(self) -> tuple[Array, ...]:
@@ -96,13 +99,13 @@ class ServerVariable(DistributedVariable):
     def read(self) -> Array:
         replica = current_replica()
         if replica is None or replica.strategy is not self.strategy:
-            return self._servers.value_of(self, None)
-        return replica.device.put(self._servers.value_of(self, replica.local_replica))
+            return self._found.of(self, None)
+        return replica.device.put(self._found.of(self, replica.local_replica))
 
     def _set(self, value: np.ndarray) -> None:
         replica = current_replica()
         number = replica.local_replica if replica and replica.strategy is self.strategy else None
-        self._servers.assign(self, np.array(value, self.dtype), number)
+        self._found.assign(self, np.array(value, self.dtype), number)
 
 
-__all__ = ["ServerVariable", "VariableServers"]
+__all__ = ["ServerVariable", "VariableValues"]

@@ -45,12 +45,14 @@ class TrainingHooks:
         progress: how far training is, in units of the training loop. Elastic groups of processes share it.
         evaluations: calls of `evaluate` before any training, and after `fit`, that have ended. Elastic groups share it.
         reports_metrics: whether `report` shows the metrics of a step anywhere.
+        restores_by: how training continues from a saved state, if the process cannot set it; otherwise "".
     """
 
     may_grow = False
     progress = 0
     evaluations = 0
     reports_metrics = False
+    restores_by = ""
 
     def check_fit(self) -> None:
         """Checks that `fit` may take steps.

@@ -23,6 +23,7 @@ class Servers:
     def __init__(self) -> None:
         self.sessions, self.step, self.fails = 0, 0, cast(errors.ShoalError | None, None)
         self.values: dict[str, np.ndarray] = {}
+        self.rate: Any = None
 
     def session(self, job: str, *, variables: Mapping[str, Any], optimizer: optim.Optimizer, **options: Any) -> Any:
         del job, options
@@ -98,3 +99,37 @@ def test_values_that_are_not_known_after_the_end_are_refused(
     strategy.close()
     with pytest.raises(errors.WrongContext, match="closed without its last values"):
         model.get_weights()
+
+
+def test_a_rate_that_is_set_before_the_first_step_holds_from_there_on(
+    strategy: ParameterServerStrategy, servers: Servers
+) -> None:
+    model = compiled(strategy, keras.Input((3,)))
+    rates: list[float] = []
+    callbacks: list[keras.callbacks.Callback] = [
+        keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / (epoch + 1)),
+        keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: rates.append(servers.rate)),
+    ]
+    model.fit(X, Y, epochs=2, verbose=0, callbacks=callbacks)
+    assert rates == [0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    "callback", [keras.callbacks.EarlyStopping(restore_best_weights=True), keras.callbacks.BackupAndRestore("backup")]
+)
+def test_callbacks_that_set_variables_are_refused(
+    strategy: ParameterServerStrategy, servers: Servers, callback: keras.callbacks.Callback
+) -> None:
+    model = compiled(strategy, keras.Input((3,)))
+    match = rf"{type(callback).__name__} sets variables, .*ParameterServerStrategy\(checkpoints="
+    with pytest.raises(errors.WrongContext, match=match):
+        model.fit(X, Y, verbose=0, callbacks=[callback])
+    assert servers.sessions == 0
+
+
+def test_a_model_without_variables_is_built_by_its_first_batch_or_named(strategy: ParameterServerStrategy) -> None:
+    model = compiled(strategy)
+    with pytest.raises(errors.WrongContext, match="the model has no variables yet; give it an Input, or call build"):
+        model.fit([(X, Y)], verbose=0)
+    assert model.train_on_batch(X, Y) > 0
+    model.fit([(X, Y)], verbose=0)

@@ -5,6 +5,7 @@ from typing import Any
 
 from shoal import errors
 from shoal_distribute.keras.training.trained import Trained
+from shoal_distribute.strategies import Strategy
 
 Logs = dict[str, float]
 
@@ -15,10 +16,12 @@ class Callback:
     Attributes:
         model: the model.
         params: "epochs", "steps" and "verbose".
+        sets_state: whether it sets variables or the optimizer's state, which not every strategy allows.
     """
 
     model: Trained
     params: dict[str, Any]
+    sets_state = False
 
     def set_model(self, model: Trained) -> None:
         """Gets the model, before all other calls."""
@@ -133,9 +136,24 @@ class CallbackList:
             getattr(callback, method)(*args)
 
 
+def check_callbacks(callbacks: Iterable[Callback], strategy: Strategy) -> None:
+    """Raises WrongContext if a callback sets the state of training, but the strategy does not let it.
+
+    Args:
+        callbacks: the callbacks of `fit`.
+        strategy: the strategy of the model.
+    """
+    if strategy.restores_by and (names := [type(it).__name__ for it in callbacks if it.sets_state]):
+        raise errors.WrongContext(
+            f"{names[0]} sets variables, but the servers of a {type(strategy).__name__} have them once training has "
+            f"begun; leave it out or do not let it restore. {strategy.restores_by} continues from the job's "
+            "checkpoints, and ModelCheckpoint(save_best_only=True) keeps the best model"
+        )
+
+
 def _overrides(callback: Callback, method: str) -> bool:
     """Returns whether a callback has a method of its own: in its class, or as a `LambdaCallback`."""
     return getattr(getattr(callback, method), "__func__", None) is not getattr(Callback, method)
 
 
-__all__ = ["Callback", "CallbackList", "History", "LambdaCallback", "Logs"]
+__all__ = ["Callback", "CallbackList", "History", "LambdaCallback", "Logs", "check_callbacks"]

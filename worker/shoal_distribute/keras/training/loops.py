@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal_distribute.keras.training.callback import Callback, CallbackList, History
+from shoal_distribute.keras.training.callback import Callback, CallbackList, History, check_callbacks
 from shoal_distribute.keras.training.data import split_off
 from shoal_distribute.keras.training.event_callback import EventCallback
 from shoal_distribute.keras.training.place import EvaluationPlace, FitPlace
@@ -53,6 +53,7 @@ def train(model: Trained, batches: BatchSource, plan: FitPlan) -> History:
     history, verbose = History(), level(plan.verbose)
     params = {"epochs": plan.epochs, "steps": batches.steps, "verbose": verbose}
     calls = CallbackList([history, *map(_callback, plan.callbacks)], model, params)
+    check_callbacks(calls.callbacks, model.strategy)
     model.stop_training, model.first_epoch = False, plan.initial_epoch
     logs: dict[str, float] = {}
     calls.call("on_train_begin", {})

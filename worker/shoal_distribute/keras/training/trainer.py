@@ -1,6 +1,6 @@
 """Training, evaluation and prediction of models: `compile`, `fit`, `evaluate`, `predict`, and their steps."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +14,13 @@ from shoal_distribute.keras.tape import GradientTape
 from shoal_distribute.keras.tensor import Tensor
 from shoal_distribute.keras.training import loops
 from shoal_distribute.keras.training.callback import History
-from shoal_distribute.keras.training.data import arrays_of, divided, samples_of, unpacked
+from shoal_distribute.keras.training.data import BatchTuple, arrays_of, divided, samples_of, unpacked
 from shoal_distribute.keras.training.penalties import added_up, gradients_without_samples, share_of
-from shoal_distribute.keras.training.sources import BatchSource, source_of, validation_of
+from shoal_distribute.keras.training.sources import source_of, validation_of
 from shoal_distribute.keras.training.staged import StagedTrainer
 from shoal_distribute.replica_context import current_replica
 from shoal_distribute.strategies import Strategy, get_strategy, has_strategy
-from shoal_distribute.values import DistributedVariable
+from shoal_distribute.values import DistributedVariable, PerReplica
 from shoal_worker.arrays import namespace_of
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Trainer(StagedTrainer):
     name: str
     strategy: Strategy
     built: bool
+    is_complete: bool
     trainable_variables: list[DistributedVariable]
     losses: list[Tensor]
     optimizer: "Optimizer | None" = None
@@ -214,7 +215,7 @@ class Trainer(StagedTrainer):
         if validation_split:
             (x, y, sample_weight), validation_data = loops.split_for_validation(x, y, sample_weight, validation_split)
         batches = source_of(self.strategy, x, y, sample_weight, batch_size, shuffle=shuffle, steps=steps_per_epoch)
-        self._build_before_run(batches)
+        self._build_before_run(batches.first_sample)
         plan = loops.FitPlan(epochs, initial_epoch, verbose, list(callbacks or []))
         if validation_data is not None:
             size = validation_batch_size or batch_size
@@ -236,11 +237,7 @@ class Trainer(StagedTrainer):
         """Returns the loss and the metrics over samples.
 
         Args:
-            x: as for `fit`.
-            y: as for `fit`.
-            batch_size: as for `fit`.
-            verbose: as for `fit`.
-            sample_weight: as for `fit`.
+            x, y, batch_size, verbose, sample_weight: as for `fit`.
             steps: batches; None means all.
             callbacks: as for `fit`.
             return_dict: whether to return a dict by name instead of a list.
@@ -251,7 +248,7 @@ class Trainer(StagedTrainer):
         """
         self._require_ready(training=False)
         batches = source_of(self.strategy, x, y, sample_weight, batch_size, steps=steps)
-        self._build_before_run(batches)
+        self._build_before_run(batches.first_sample)
         found = loops.evaluate(self, batches, verbose, list(callbacks or []))  # type: ignore[arg-type]
         return _listed(found, return_dict)
 
@@ -266,14 +263,11 @@ class Trainer(StagedTrainer):
         """Returns the outputs for all samples, on the host. In several processes, each one computes all of them.
 
         Args:
-            x: as for `fit`.
-            batch_size: as for `fit`.
-            verbose: as for `fit`.
+            x, batch_size, verbose, callbacks: as for `fit`.
             steps: batches; None means all.
-            callbacks: as for `fit`.
         """
         batches = source_of(self.strategy, x, None, None, batch_size, steps=steps, divides=False)
-        self._build_before_run(batches)
+        self._build_before_run(batches.first_sample)
         return loops.predict(self, batches, verbose, list(callbacks or []))  # type: ignore[arg-type]
 
     def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
@@ -289,7 +283,7 @@ class Trainer(StagedTrainer):
             The loss and the metrics since `reset_metrics`.
         """
         self._require_ready(training=True)
-        self.strategy.run(self.train_step, args=(divided((x, y, sample_weight), self.strategy),))
+        self._run_on_batch(self.train_step, (x, y, sample_weight))
         return _listed(self.get_metrics_result(), return_dict)
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
@@ -302,7 +296,7 @@ class Trainer(StagedTrainer):
             As for `train_on_batch`.
         """
         self._require_ready(training=False)
-        self.strategy.run(self.test_step, args=(divided((x, y, sample_weight), self.strategy),))
+        self._run_on_batch(self.test_step, (x, y, sample_weight))
         return _listed(self.get_metrics_result(), return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
@@ -359,10 +353,14 @@ class Trainer(StagedTrainer):
             found = {it.name: it.value_since(sums) for it, sums in zip(self.metrics, before, strict=True)}
             self.strategy.report(found, samples)
 
-    def _build_before_run(self, batches: BatchSource) -> None:
+    def _run_on_batch(self, step: Callable[[Any], None], batch: BatchTuple) -> None:
+        self._build_before_run(None if isinstance(batch[0], PerReplica) else arrays_of(batch[0]))
+        self.strategy.run(step, args=(divided(batch, self.strategy),))
+
+    def _build_before_run(self, x: Any) -> None:
         """Makes the variables of a model before the first run: servers and elastic groups need all of them then."""
-        if not self.built and batches.first_sample is not None:
-            self._outputs_of(batches.first_sample, training=False)
+        if not self.is_complete and x is not None:
+            self._outputs_of(x, training=False)
 
     def _require_ready(self, *, training: bool) -> None:
         self.metrics  # noqa: B018 - raises if the model is not compiled
