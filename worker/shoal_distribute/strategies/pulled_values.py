@@ -14,7 +14,7 @@ from shoal_distribute.strategies.server_variable import ServerVariable
 _log = Log(__name__)
 
 
-class Source(Protocol):
+class ValueSource(Protocol):
     """What the values are pulled from: a session."""
 
     def pull(self) -> Mapping[str, np.ndarray]:
@@ -29,12 +29,12 @@ class PulledValues:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # a source is not thread-safe either
-        self._source: Source | None = None
+        self._source: ValueSource | None = None
         self._opened = False
         self._pulled: Mapping[str, np.ndarray] | None = None  # in this step, or at the end
         self._assigned: dict[tuple[str, int], np.ndarray] = {}  # by variable and replica, in this step
 
-    def open(self, source: Source) -> None:
+    def open(self, source: ValueSource) -> None:
         """Begins to pull the values from a session."""
         self._source, self._opened = source, True
 
@@ -125,4 +125,4 @@ class PulledValues:
                 _log.warning("could not pull the last values of the variables", reason=error.message)
 
 
-__all__ = ["PulledValues", "Source"]
+__all__ = ["PulledValues", "ValueSource"]
