@@ -1,7 +1,7 @@
 """Security of a group: how its ranks prove to each other that they belong to it.
 
-Ranks that know the same secret, or have certificates of the same CA, are one group. On loopback alone, the secret is a
-file that only this user can read, and nobody has to make it.
+Ranks that know the same secret, or have certificates of servers from the same CA, are one group. On loopback alone,
+the secret is a file that only this user can read, and nobody has to make it.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ def group_security(addresses: Sequence[str], environment: Mapping[str, str] = os
 
     - `SHOAL_GROUP_SECRET_FILE` names a file with a secret of 16 bytes or more, the same one at each rank.
     - With `SHOAL_TLS_CA`, `SHOAL_TLS_CERT` and `SHOAL_TLS_KEY`, connections are encrypted, and both ends show
-      certificates of the CA. The certificates are those of servers.
+      certificates of the CA. Each end requires that the other's certificate names the role of a server.
     - Without these, all ranks must be on loopback, or `SHOAL_INSECURE=1` must be set. On loopback, the secret is in a
       file of this user.
 
@@ -67,7 +67,9 @@ def group_security(addresses: Sequence[str], environment: Mapping[str, str] = os
         )
     # The secret itself stays here, however many connections it protects.
     token = hmac.digest(secret, b"shoal group", hashlib.sha256)
-    return secured(TokenSecurity(token), credentials) if credentials.tls else _SecretSecurity(token)
+    if credentials.tls:
+        return secured(TokenSecurity(token), credentials, callers=AccessRole.SERVER)
+    return _SecretSecurity(token)
 
 
 def _read(file: Path) -> bytes:

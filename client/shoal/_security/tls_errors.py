@@ -10,6 +10,8 @@ _ALERTS = {
     "CERTIFICATE_EXPIRED": "this end's certificate has expired by the other end's clock; replace it, or set the clocks",
     "CERTIFICATE_REQUIRED": "it requires a certificate; give --tls-cert and --tls-key",
     "HANDSHAKE_FAILURE": "it requires a certificate of this end; give --tls-cert and --tls-key",
+    "ACCESS_DENIED": "this end's certificate does not name the role that it requires; give this process the files of "
+    "that role from `shoal certs init` (ranks of a group: server.pem and server-key.pem)",
     "BAD_CERTIFICATE": "it does not accept this end's certificate; check its dates and its CA",
     "EOF": "it closed the connection in the TLS handshake; if it requires a certificate, "
     "give --tls-cert and --tls-key; otherwise check that it uses TLS",

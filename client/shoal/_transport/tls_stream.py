@@ -28,16 +28,24 @@ _GATHERED_BYTES = 64 << 10
 # A reader waits for a part of what it asks for: `ssl` already holds up to one record of it.
 _WAKE_SHARE = 2
 _DRAINED_BYTES = 64 << 10
-# OpenSSL sends no alert to an end that does not use TLS. This alert (protocol_version) lets a lane say what is wrong.
-_ALERT = b"\x15\x03\x03\x00\x02\x02\x46"
+# Alerts that OpenSSL does not send, so that the other end can say what is wrong: to an end that does not use TLS
+# (protocol_version), and to one whose certificate names another role (access_denied).
+_NEEDS_TLS = b"\x15\x03\x03\x00\x02\x02\x46"
+_WRONG_ROLE = b"\x15\x03\x03\x00\x02\x02\x31"
 _SHORTEST_TIMEOUT_S = 0.001  # 0 would mean a socket that never waits
 _TIMEOUT = struct.Struct("ll")
 _DONT_WAIT, _WAIT_ALL = int(socket.MSG_DONTWAIT), int(socket.MSG_WAITALL)
 
 
-def secured(security: Security, credentials: Credentials) -> Security:
-    """Returns the security for lanes of a process: with TLS if its credentials have TLS settings."""
-    return TlsSecurity(security, credentials.tls) if credentials.tls else security
+def secured(security: Security, credentials: Credentials, *, callers: AccessRole | None = None) -> Security:
+    """Returns the security for lanes of a process: with TLS if its credentials have TLS settings.
+
+    Args:
+        security: gives and checks the credentials of hellos.
+        credentials: credentials of this process.
+        callers: role that certificates of accepted connections must name; see `TlsSecurity`.
+    """
+    return TlsSecurity(security, credentials.tls, callers=callers) if credentials.tls else security
 
 
 class TlsSecurity:
@@ -49,10 +57,12 @@ class TlsSecurity:
     Args:
         inner: gives and checks the credentials of hellos, which are encrypted.
         tls: TLS settings of this process.
+        callers: role that the certificates of the ends that open connections must name. None accepts all certificates
+            of the CA, because credentials say what a caller may do.
     """
 
-    def __init__(self, inner: Security, tls: "TlsFiles") -> None:
-        self._inner, self._tls = inner, tls
+    def __init__(self, inner: Security, tls: "TlsFiles", *, callers: AccessRole | None = None) -> None:
+        self._inner, self._tls, self._callers = inner, tls, callers
 
     def protect(self, stream: ByteStream, peer: str, *, accepted: bool) -> ByteStream:
         """Returns an encrypted stream. Its first use makes the TLS handshake, within the connection's limits.
@@ -67,7 +77,8 @@ class TlsSecurity:
         if context is None:
             raise errors.Unauthenticated("this process has no certificate; give --tls-cert and --tls-key")
         try:
-            return TlsStream(stream, context, peer, "" if accepted else role_name(AccessRole.SERVER))
+            expected = self._callers if accepted else AccessRole.SERVER
+            return TlsStream(stream, context, peer, role_name(expected) if expected else "", accepted=accepted)
         except OSError as error:
             raise errors.Unreachable(f"the lane to {peer} broke: {error}", address=peer) from None
 
@@ -88,14 +99,17 @@ class TlsStream:
         connection: a connected socket; the stream owns it.
         context: context of this end.
         peer: the other end, for messages.
-        name: DNS name that the certificate of the other end must have. Empty if this end has accepted the connection.
+        name: DNS name that the certificate of the other end must have. An end that accepts may give none.
+        accepted: whether this end has accepted the connection.
     """
 
-    def __init__(self, connection: socket.socket, context: ssl.SSLContext, peer: str, name: str) -> None:
-        self._peer, self._accepted, self._socket = peer, not name, connection
+    def __init__(
+        self, connection: socket.socket, context: ssl.SSLContext, peer: str, name: str, *, accepted: bool
+    ) -> None:
+        self._peer, self._name, self._accepted, self._socket = peer, name, accepted, connection
         self._received, self._encrypted = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(
-            self._received, self._encrypted, server_side=self._accepted, server_hostname=name or None
+            self._received, self._encrypted, server_side=accepted, server_hostname=None if accepted else name
         )
         # Seconds that a call may wait; 0 means no limit, as for the kernel.
         self._timeout_s = _seconds(connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEOUT.size))
@@ -242,7 +256,7 @@ class TlsStream:
             raise BlockingIOError from None
         except ssl.SSLError as error:
             if self._accepted:
-                self._refuse(uses_tls=error.reason not in NO_TLS)
+                self._refuse(_NEEDS_TLS if error.reason in NO_TLS else b"")
             raise _failure(self._peer, error, accepted=self._accepted) from None
         self._socket.settimeout(None)
         self._greeted = True
@@ -259,15 +273,36 @@ class TlsStream:
             raise
         else:
             complete = True
+            if self._accepted:
+                self._check_name()
         if answer := self._encrypted.read():
             self._socket.sendall(answer)
         return complete
 
-    def _refuse(self, *, uses_tls: bool) -> None:
-        """Ends the connection after the TLS alert, and reads what the other end has sent, so that no reset follows."""
+    def _check_name(self) -> None:
+        """Raises Unauthenticated if the certificate of the end that opened the connection has no such name.
+
+        OpenSSL checks names only at the other end. The last message of this end is not sent yet, so the other end
+        accepts an alert that is not encrypted.
+        """
+        certificate = self._tls.getpeercert() or {}
+        if self._name and ("DNS", self._name) not in certificate.get("subjectAltName", ()):
+            self._refuse(_WRONG_ROLE)
+            raise errors.Unauthenticated(
+                f"no TLS with {self._peer} as its server: its certificate has no DNS name {self._name}; give it the "
+                "files of this role from `shoal certs init`",
+                address=self._peer,
+            )
+
+    def _refuse(self, alert: bytes = b"") -> None:
+        """Ends the connection after a TLS alert, and reads what the other end has sent, so that no reset follows.
+
+        Args:
+            alert: the alert to send. Empty if OpenSSL has made one, which has been sent.
+        """
         with suppress(OSError):
-            if not uses_tls:
-                self._socket.send(_ALERT)
+            if alert:
+                self._socket.send(alert)
             self._socket.shutdown(socket.SHUT_WR)
             self._socket.settimeout(None)  # because MSG_DONTWAIT has no effect on a Python socket with a timeout
             self._socket.recv(_DRAINED_BYTES, socket.MSG_DONTWAIT)

@@ -1,10 +1,15 @@
 """Security of a group: from a secret's file, certificates, or the user's own secret on loopback."""
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from shoal import errors
+from shoal._security import Credentials
+from shoal._security.certificates import make_certificates
+from shoal._transport import TlsSecurity, TokenSecurity
 from shoal_distribute.group_security import group_security
 
 LOCAL = ["localhost:1", "127.0.0.1:2", "[::1]:3"]
@@ -55,3 +60,41 @@ def test_a_secret_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes,
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(errors.BadRequest, match=r"cannot read the secret of the group.*missing"):
         group_security(LOCAL, {"SHOAL_GROUP_SECRET_FILE": str(tmp_path / "missing")})
+
+
+def certificate(folder: Path, role: str) -> dict[str, str]:
+    """Returns an environment with the certificate of a role."""
+    names = {"CA": "ca.pem", "CERT": f"{role}.pem", "KEY": f"{role}-key.pem"}
+    return {f"SHOAL_TLS_{variable}": str(folder / name) for variable, name in names.items()}
+
+
+def first_byte(folder: Path, role: str) -> int:
+    """Opens a connection to a rank with the certificate of a role, and returns the byte that arrives there."""
+    make_certificates(folder)
+    tls = Credentials.find(environment=certificate(folder, role)).tls
+    assert tls
+    near, far = socket.socketpair()
+    near.settimeout(30)
+    with near, far, ThreadPoolExecutor(1) as thread:
+        rank = group_security(REMOTE, certificate(folder, "server")).protect(far, "near", accepted=True)
+        caller = TlsSecurity(TokenSecurity(b""), tls).protect(near, "far", accepted=False)
+        buffer = memoryview(bytearray(1))
+        received = thread.submit(rank.recv_into, buffer)
+        try:
+            caller.sendmsg([b"x"])
+        finally:
+            near.shutdown(socket.SHUT_RDWR)  # so that the rank does not wait for more
+            received.result(30)
+        return buffer[0]
+
+
+def test_ranks_with_certificates_of_servers_accept_each_other(tmp_path: Path) -> None:
+    assert first_byte(tmp_path, "server") == ord("x")
+
+
+@pytest.mark.parametrize("role", ["reader", "worker"])
+def test_a_rank_refuses_the_certificate_of_another_role(tmp_path: Path, role: str) -> None:
+    with pytest.raises(errors.Unauthenticated, match=r"has no DNS name server\.role\.shoal\.internal") as refused:
+        first_byte(tmp_path, role)
+    assert isinstance(refused.value.__context__, errors.Unauthenticated), "the caller learns why"
+    assert "server.pem and server-key.pem" in refused.value.__context__.message

@@ -38,7 +38,10 @@ def streams(tmp_path: Path, sockets: tuple[socket.socket, socket.socket]) -> Ite
     material = tls_files(tmp_path).current()
     assert material.lane_server
     near, far = sockets
-    ends = TlsStream(near, material.lane_client, "far", "localhost"), TlsStream(far, material.lane_server, "near", "")
+    ends = (
+        TlsStream(near, material.lane_client, "far", "localhost", accepted=False),
+        TlsStream(far, material.lane_server, "near", "", accepted=True),
+    )
     try:
         with ThreadPoolExecutor(1) as thread:
             accepted = thread.submit(ends[1].recv_into, memoryview(bytearray(1)))
