@@ -1,12 +1,18 @@
-"""Trainers of another user in a cluster of root: they train over lanes, without shared memory."""
+"""Trainers of another user in a cluster of root: they have neither shared memory nor their worker's key."""
 
 import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import shoal
 from shoal import errors, optim
-from shoal_worker.isolation import TrainerUser
+from shoal._security.certificates import make_certificates
+from shoal_worker.isolation import TrainerUser, trainer_tls
+from support.certificates import credentials
 from support.clusters.local import QUICK, local_cluster
 
 pytestmark = pytest.mark.cluster
@@ -20,9 +26,35 @@ def nobody() -> TrainerUser:
         pytest.skip(error.message)
 
 
-def test_a_trainer_of_another_user_trains_without_shared_memory(nobody: TrainerUser) -> None:
+@pytest.fixture
+def certificates(nobody: TrainerUser) -> Iterator[Path]:
+    """A folder that all users may enter, with the key of trainers for `nobody`, and the other keys for root."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_certificates(Path(folder), ["server=coordinator.role.shoal.internal"])
+        os.chown(f"{folder}/trainer-key.pem", nobody.uid, -1)
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+def test_a_key_that_the_user_of_trainers_cannot_read_stops_the_start(nobody: TrainerUser, certificates: Path) -> None:
+    key = certificates / "trainer-key.pem"
+    os.chown(key, 0, -1)
+    with pytest.raises(errors.BadRequest, match=r"Permission denied.* \(chown nobody .*trainer-key.pem\)"):
+        trainer_tls(credentials(certificates, "worker"), str(certificates / "trainer.pem"), str(key), nobody)
+
+
+def test_a_trainer_of_another_user_trains_with_a_certificate_of_its_own(
+    nobody: TrainerUser, certificates: Path
+) -> None:
+    names = {"CA": "ca.pem", "CERT": "server.pem", "KEY": "server-key.pem"}
+    environment = {f"SHOAL_TLS_{variable}": str(certificates / name) for variable, name in names.items()}
+    trainers = {"CERT": "trainer.pem", "KEY": "trainer-key.pem"}
+    environment |= {f"SHOAL_TRAINER_TLS_{variable}": str(certificates / name) for variable, name in trainers.items()}
     flags = {**QUICK, "worker": ["--trainer-user", "nobody", "--trainer-memory", str(1 << 30)]}
-    with local_cluster(servers=1, workers=1, flags=flags) as cluster, cluster.client() as client:
+    with (
+        local_cluster(servers=1, workers=1, flags=flags, env=environment) as cluster,
+        cluster.client() as client,
+    ):
         job = client.submit(
             shoal.Job(
                 "support.transport_observer:TransportObserver",

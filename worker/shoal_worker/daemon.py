@@ -291,7 +291,7 @@ class Daemon:
             submitter_role=assigned.submitter_role,
             retry_for_s=config.retry_for_s,
             reports_fd=-1,
-            tls=config.credentials.tls.paths if config.credentials.tls else (),
+            tls=config.isolation.tls or (config.credentials.tls.paths if config.credentials.tls else ()),
             needs_tickets=self._membership.tokens_required,
         )
 

@@ -15,6 +15,7 @@ from shoal._role.options import command_of
 from shoal._system.exit_codes import exit_code
 
 if TYPE_CHECKING:
+    from shoal._security import Credentials
     from shoal_worker.isolation import TrainerIsolation
 
 DeviceFlag = Annotated[
@@ -82,6 +83,25 @@ TrainerUserFlag = Annotated[
         "processes of another user. Default: the worker's own user.",
     ),
 ]
+TrainerTlsCertificate = Annotated[
+    str,
+    typer.Option(
+        "--trainer-tls-cert",
+        envvar="SHOAL_TRAINER_TLS_CERT",
+        metavar="FILE",
+        help="PEM file with the certificate that trainers present. It gives no rights: `shoal certs init` makes "
+        "trainer.pem. Default: the worker's certificate, whose key programs can then read.",
+    ),
+]
+TrainerTlsKey = Annotated[
+    str,
+    typer.Option(
+        "--trainer-tls-key",
+        envvar="SHOAL_TRAINER_TLS_KEY",
+        metavar="FILE",
+        help="PEM file with the private key of --trainer-tls-cert. It must belong to the user that trainers run as.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +119,8 @@ class WorkerOptions:
     trainer_open_files: TrainerOpenFiles = 0
     trainer_processes: TrainerProcesses = 0
     trainer_user: TrainerUserFlag = ""
+    trainer_tls_cert: TrainerTlsCertificate = ""
+    trainer_tls_key: TrainerTlsKey = ""
     listen: flags.Listen = ""
     advertise: flags.Advertise = ""
     metrics_listen: flags.MetricsListen = flags.ANY_PORT
@@ -134,11 +156,6 @@ def worker(options: WorkerOptions) -> None:
         name=options.name, listen=options.listen, advertise=options.advertise, coordinator=options.coordinator
     )
     who = identify("worker", given, log_format=options.log_format, log_level=options.log_level)
-    isolation = _isolation(
-        tuple(options.trainer_env or ()),
-        options.trainer_user,
-        (options.trainer_memory, options.trainer_open_files, options.trainer_processes),
-    )
     credentials = find_credentials("worker", options, (who.listen, options.metrics_listen))
     config = WorkerConfig(
         coordinator=who.coordinator,
@@ -151,7 +168,7 @@ def worker(options: WorkerOptions) -> None:
         leave_grace_s=options.grace_period,
         listen=who.listen,
         advertise=who.advertise,
-        isolation=isolation,
+        isolation=_isolation(options, credentials),
         credentials=credentials,
     )
     with kernels.precompiled():
@@ -170,21 +187,26 @@ def worker(options: WorkerOptions) -> None:
         )
 
 
-def _isolation(environment: tuple[str, ...], user: str, limits: tuple[int, int, int]) -> "TrainerIsolation":
+def _isolation(options: WorkerOptions, credentials: "Credentials") -> "TrainerIsolation":
     """Returns how trainers are isolated.
 
     Args:
-        environment: the values of --trainer-env.
-        user: the value of --trainer-user.
-        limits: bytes of memory, open files, and processes.
+        options: the options of the worker.
+        credentials: what the worker presents.
 
     Raises:
         SystemExit: an option is invalid; the log has the reason.
     """
-    from shoal_worker.isolation import TrainerIsolation, TrainerLimits, TrainerUser  # noqa: PLC0415
+    from shoal_worker.isolation import TrainerIsolation, TrainerLimits, TrainerUser, trainer_tls  # noqa: PLC0415
 
     try:
-        return TrainerIsolation(environment, TrainerLimits(*limits), TrainerUser.find(user) if user else None)
+        user = TrainerUser.find(options.trainer_user) if options.trainer_user else None
+        return TrainerIsolation(
+            tuple(options.trainer_env or ()),
+            TrainerLimits(options.trainer_memory, options.trainer_open_files, options.trainer_processes),
+            user,
+            trainer_tls(credentials, options.trainer_tls_cert, options.trainer_tls_key, user),
+        )
     except errors.BadRequest as error:
         structlog.get_logger(__name__).error("cannot start", code=error.code, reason=error.message)
         raise SystemExit(exit_code(error)) from None

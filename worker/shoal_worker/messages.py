@@ -44,7 +44,7 @@ class Instructions:
         submitter_role: the access role of the submitter; empty if it is not known.
         retry_for_s: seconds for which unanswered calls are repeated.
         reports_fd: file descriptor that the trainer writes its messages to.
-        tls: paths of the worker's files for TLS: the CA, the certificate and the key. Empty without TLS.
+        tls: paths of the trainer's files for TLS: the CA, the certificate and the key. Empty without TLS.
         needs_tickets: whether the cluster asks for tickets. The trainer then requests them from the daemon.
     """
 

@@ -209,7 +209,7 @@ def _check_allowed(program: str, instructions: Instructions) -> None:
 
 
 def _client(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> CoordinatorClient:
-    """Returns a client that presents the worker's certificate, and tickets for this trainer's part in its job."""
+    """Returns a client that presents the certificate for trainers, and tickets for this trainer's part in its job."""
     credentials = Credentials.find(*instructions.tls, environment={})
     if instructions.needs_tickets:
         fetch = DaemonTickets(emit, daemon.tickets, instructions.retry_for_s)

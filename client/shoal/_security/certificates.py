@@ -28,7 +28,8 @@ from shoal._system import private_files
 CA_DAYS, CERTIFICATE_DAYS = 3650, 365
 # Roles whose processes accept connections. Only their certificates name hosts, so that no other holder can act as one.
 SERVING_ROLES = ("coordinator", "server", "worker")
-ROLES = (*SERVING_ROLES, "admin", "submitter", "reader")
+# The certificate of a trainer gives no rights: only tickets say what trainers may do.
+ROLES = (*SERVING_ROLES, "trainer", "admin", "submitter", "reader")
 # A certificate is valid a little before it is made, for machines whose clocks are slow.
 _CLOCK_SLACK = datetime.timedelta(hours=1)
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -86,7 +87,7 @@ def issue_certificate(
     """Writes NAME.pem and NAME-key.pem of one more holder. Only this user can read the key.
 
     Args:
-        role: coordinator, server, worker, admin, submitter or reader.
+        role: coordinator, server, worker, trainer, admin, submitter or reader.
         name: name of the holder, by which the cluster knows it: 1 to 63 characters of a-z, 0-9 and -, but not `local`.
         hosts: names and addresses of the hosts of the holder's process, besides localhost.
         ca: folder with ca.pem and ca-key.pem, from `make_certificates`.

@@ -4,6 +4,7 @@
 package.
 """
 
+from shoal_worker.isolation.certificate import trainer_tls
 from shoal_worker.isolation.environment import ALLOWED, ALLOWED_PREFIXES, trainer_environment
 from shoal_worker.isolation.guard import KILL
 from shoal_worker.isolation.hiding import hide_environment
@@ -21,4 +22,5 @@ __all__ = [
     "TrainerUser",
     "hide_environment",
     "trainer_environment",
+    "trainer_tls",
 ]

@@ -27,6 +27,7 @@ class TrainerIsolation:
         environment: variables besides the allowed ones, each as NAME or NAME=VALUE; see `trainer_environment`.
         limits: resource limits.
         user: the user that trainers run as; None means the daemon's own.
+        tls: paths of the files for TLS, from `trainer_tls`. If there are none, trainers use those of the daemon.
 
     Raises:
         BadRequest: an item of `environment` is invalid.
@@ -35,6 +36,7 @@ class TrainerIsolation:
     environment: tuple[str, ...] = field(default=(), repr=False)  # may hold secrets
     limits: TrainerLimits = field(default_factory=TrainerLimits)
     user: TrainerUser | None = None
+    tls: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_additions(self.environment)

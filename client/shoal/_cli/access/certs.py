@@ -39,8 +39,9 @@ def init(
 ) -> None:
     """Makes a CA for development, and a certificate and key for each access role.
 
-    The folder gets ca.pem, ca-key.pem, and NAME.pem and NAME-key.pem for coordinator, server, worker, admin, submitter
-    and reader. Existing files are never overwritten. Certificates are valid for 365 days, and a CA for 10 years.
+    The folder gets ca.pem, ca-key.pem, and NAME.pem and NAME-key.pem for coordinator, server, worker, trainer, admin,
+    submitter and reader. Existing files are never overwritten. Certificates are valid for 365 days, and a CA for 10
+    years.
     """
     with Output(as_json) as out:
         from shoal._security.certificates import CERTIFICATE_DAYS, ROLES, make_certificates  # noqa: PLC0415 - slow
@@ -61,7 +62,8 @@ def issue(
     role: Annotated[
         str,
         typer.Argument(
-            metavar="ROLE", help="Access role of the holder: coordinator, server, worker, admin, submitter or reader."
+            metavar="ROLE",
+            help="Access role of the holder: coordinator, server, worker, trainer, admin, submitter or reader.",
         ),
     ],
     name: Annotated[
@@ -93,9 +95,14 @@ def issue(
 
         files = issue_certificate(role, name, host or (), ca=ca, folder=out_folder, days=days)
         certificate, key = (file.resolve() for file in files)
+        if role == "trainer":
+            use = f"A worker gives them to its trainers with\n  export SHOAL_TRAINER_TLS_CERT={certificate} "
+            use += f"SHOAL_TRAINER_TLS_KEY={key}"
+        else:
+            use = f"The {role} uses them with\n  export SHOAL_TLS_CA={(ca / 'ca.pem').resolve()} "
+            use += f"SHOAL_TLS_CERT={certificate} SHOAL_TLS_KEY={key}"
         out.message(
-            f"wrote {certificate} and {key}, valid for {days} days. The {role} uses them with\n"
-            f"  export SHOAL_TLS_CA={(ca / 'ca.pem').resolve()} SHOAL_TLS_CERT={certificate} SHOAL_TLS_KEY={key}",
+            f"wrote {certificate} and {key}, valid for {days} days. {use}",
             {"folder": str(certificate.parent), "files": [file.name for file in files], "days": days},
         )
 
