@@ -7,6 +7,7 @@ from cryptography.x509.oid import NameOID
 
 from shoal import errors
 from shoal._security.principal import GIVEN_ROLES, HOLDER_RULE, ID_PREFIX, AccessRole, Principal, can_hold
+from shoal._security.role_names import is_role_name
 
 # The URI in a certificate that names the role of its holder, as `shoal certs init` and the manifests write it.
 ROLE_URI = "spiffe://shoal/"
@@ -90,6 +91,11 @@ def certificate_id(pem: bytes) -> str:
     return f"{ID_PREFIX}{certificate.serial_number:x}"
 
 
+def roles_shown(pem: bytes) -> list[str]:
+    """Returns the names of roles in a certificate, by which TLS clients know a coordinator or a server."""
+    return [name for name in alternative_names(x509.load_pem_x509_certificate(pem), x509.DNSName) if is_role_name(name)]
+
+
 def alternative_names(
     certificate: x509.Certificate, kind: type[x509.DNSName] | type[x509.UniformResourceIdentifier]
 ) -> list[str]:
@@ -105,4 +111,4 @@ def alternative_names(
     return alternatives.value.get_values_for_type(kind)
 
 
-__all__ = ["DAMAGED", "ROLE_URI", "alternative_names", "certificate_id", "principal_in"]
+__all__ = ["DAMAGED", "ROLE_URI", "alternative_names", "certificate_id", "principal_in", "roles_shown"]

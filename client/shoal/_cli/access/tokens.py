@@ -10,8 +10,10 @@ import typer
 from shoal import errors
 from shoal._cli import options
 from shoal._cli.output import Output, Row
+from shoal._display import printable
 from shoal._security import GIVEN_ROLES, AccessRole
 from shoal._system import private_files
+from shoal._system.site import docs_url
 from shoal.v1 import token_pb2
 
 app = typer.Typer(
@@ -69,13 +71,24 @@ def revoke(
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Revokes a token, all tokens of one holder, or a certificate."""
+    """Revokes a token, all tokens of one holder, or a certificate.
+
+    The cluster then refuses calls with them. TLS clients do not look at revocations: the holder of the key of a
+    coordinator or a server can pose as this role until the certificate expires, or the cluster has another CA.
+    """
     with Output(as_json) as out:
         if bool(token) == bool(certificate):
             raise errors.BadRequest("give either TOKEN or --certificate FILE")
-        token = _certificate_id(certificate) if certificate else token
+        token, roles = _read(certificate) if certificate else (token, "")
         with connect() as client:
             reply = client.call(client.tokens.RevokeToken, token_pb2.RevokeTokenRequest(token=token))
+        if roles:
+            typer.echo(
+                f"warning: the certificate has the name {printable(roles)}. The cluster refuses calls with it, but TLS "
+                "clients and ranks of groups do not look at revocations: who has its key can still pose as this role until it "
+                f"expires. If the key has leaked, make a new CA; see {docs_url('how-to/security')}",
+                err=True,
+            )
         revoked = [_record(each) for each in reply.tokens]
         ids = ", ".join(each.id for each in reply.tokens)
         out.message(f"revoked {ids}" if ids else f"{token} was already revoked", {"revoked": revoked})
@@ -110,11 +123,13 @@ def ls(
         out.rows("tokens", ["id", "holder", "access role", "expires", "state"], rows)
 
 
-def _certificate_id(file: Path) -> str:
-    from shoal._security.certificate_identity import certificate_id  # noqa: PLC0415 - slow
+def _read(file: Path) -> tuple[str, str]:
+    """Returns the id of the certificate in a file, and the names of roles that it has."""
+    from shoal._security.certificate_identity import certificate_id, roles_shown  # noqa: PLC0415 - slow
 
     try:
-        return certificate_id(file.read_bytes())
+        pem = file.read_bytes()
+        return certificate_id(pem), ", ".join(roles_shown(pem))
     except OSError as error:
         raise errors.BadRequest(f"cannot read the certificate {file}: {error.strerror}") from None
     except errors.BadRequest as error:

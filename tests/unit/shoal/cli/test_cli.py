@@ -857,7 +857,12 @@ class TestTokens:
         make_certificates(tmp_path)
         file = tmp_path / "reader.pem"
         serial = x509.load_pem_x509_certificate(file.read_bytes()).serial_number
-        assert run("token", "revoke", "--certificate", file).stdout.split() == ["revoked", f"cert:{serial:x}"]
+        revoked = run("token", "revoke", "--certificate", file)
+        assert (revoked.stdout.split(), revoked.stderr) == (["revoked", f"cert:{serial:x}"], "")
+        for role in ("coordinator", "server"):
+            warned = run("token", "revoke", "--certificate", tmp_path / f"{role}.pem").stderr
+            assert f"{role}.role.shoal.internal. The cluster" in warned
+            assert "make a new CA" in warned
         for bad, why in (("ca.pem", "of a CA"), ("reader-key.pem", "PEM format"), ("none.pem", "No such file")):
             assert why in run("token", "revoke", "--certificate", tmp_path / bad).stderr
         for arguments in ((), ("ann", "--certificate", file)):
