@@ -10,7 +10,7 @@ import pytest
 
 import shoal
 from shoal import errors, optim
-from shoal._security.certificates import make_certificates
+from shoal._security.certificates import issue_certificate, make_certificates
 from shoal_worker.isolation import TrainerUser, trainer_tls
 from support.certificates import credentials
 from support.clusters.local import QUICK, local_cluster
@@ -30,7 +30,8 @@ def nobody() -> TrainerUser:
 def certificates(nobody: TrainerUser) -> Iterator[Path]:
     """A folder that all users may enter, with the key of trainers for `nobody`, and the other keys for root."""
     with tempfile.TemporaryDirectory() as folder:
-        make_certificates(Path(folder), ["server=coordinator.role.shoal.internal"])
+        make_certificates(Path(folder))
+        issue_certificate("up", "up", ca=Path(folder))
         os.chown(f"{folder}/trainer-key.pem", nobody.uid, -1)
         os.chmod(folder, 0o755)
         yield Path(folder)
@@ -46,7 +47,7 @@ def test_a_key_that_the_user_of_trainers_cannot_read_stops_the_start(nobody: Tra
 def test_a_trainer_of_another_user_trains_with_a_certificate_of_its_own(
     nobody: TrainerUser, certificates: Path
 ) -> None:
-    names = {"CA": "ca.pem", "CERT": "server.pem", "KEY": "server-key.pem"}
+    names = {"CA": "ca.pem", "CERT": "up.pem", "KEY": "up-key.pem"}
     environment = {f"SHOAL_TLS_{variable}": str(certificates / name) for variable, name in names.items()}
     trainers = {"CERT": "trainer.pem", "KEY": "trainer-key.pem"}
     environment |= {f"SHOAL_TRAINER_TLS_{variable}": str(certificates / name) for variable, name in trainers.items()}

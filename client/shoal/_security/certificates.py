@@ -21,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shoal import errors
 from shoal._security.certificate_identity import ROLE_URI
-from shoal._security.principal import LOCAL_HOLDER
+from shoal._security.principal import LOCAL_HOLDER, AccessRole
 from shoal._security.role_names import NAMED_ROLES, ROLE_DOMAIN, is_role_name, role_name
 from shoal._system import private_files
 
@@ -30,6 +30,8 @@ CA_DAYS, CERTIFICATE_DAYS = 3650, 365
 SERVING_ROLES = ("coordinator", "server", "worker")
 # The certificate of a trainer gives no rights: only tickets say what trainers may do.
 ROLES = (*SERVING_ROLES, "trainer", "admin", "submitter", "reader")
+# Holder of the one certificate that all roles of `shoal up` share: a server's, which also names the coordinator.
+UP = "up"
 # A certificate is valid a little before it is made, for machines whose clocks are slow.
 _CLOCK_SLACK = datetime.timedelta(hours=1)
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -87,7 +89,7 @@ def issue_certificate(
     """Writes NAME.pem and NAME-key.pem of one more holder. Only this user can read the key.
 
     Args:
-        role: coordinator, server, worker, trainer, admin, submitter or reader.
+        role: coordinator, server, worker, trainer, admin, submitter or reader; or up, for all roles of `shoal up`.
         name: name of the holder, by which the cluster knows it: 1 to 63 characters of a-z, 0-9 and -, but not `local`.
         hosts: names and addresses of the hosts of the holder's process, besides localhost.
         ca: folder with ca.pem and ca-key.pem, from `make_certificates`.
@@ -102,15 +104,16 @@ def issue_certificate(
         BadRequest: a file exists already, the role, the name, the days or a host is invalid, the CA cannot be read, or
             the folder cannot be written.
     """
-    if role not in ROLES:
-        raise errors.BadRequest(f"{role!r} is not a role; use one of: {', '.join(ROLES)}", role=role)
+    if role not in (*ROLES, UP):
+        raise errors.BadRequest(f"{role!r} is not a role; use one of: {', '.join((*ROLES, UP))}", role=role)
+    serves = role in (*SERVING_ROLES, UP)
     if not _HOLDER.fullmatch(name):
         raise errors.BadRequest(
             f"{name!r:.80} cannot be the name of a certificate's holder: give 1 to 63 characters of a-z, 0-9 and -, "
             f"but not {_CA}, not {LOCAL_HOLDER} (the processes of the coordinator's user), and not a name that ends "
             "with -key",
         )
-    if hosts and role not in SERVING_ROLES:
+    if hosts and not serves:
         raise errors.BadRequest(
             f"a certificate of the role {role} names no hosts, because its holder accepts no connections; leave out "
             "--host",
@@ -124,7 +127,7 @@ def issue_certificate(
             "and servers have it by themselves, or add that of another role with `shoal certs init --host ROLE=NAME`",
             host=named[0],
         )
-    own = dict.fromkeys([*_LOCAL_HOSTS, *hosts]) if role in SERVING_ROLES else ()
+    own = dict.fromkeys([*_LOCAL_HOSTS, *hosts]) if serves else ()
     names = [_alternative_name(host) for host in own]
     now = now or datetime.datetime.now(datetime.UTC)
     return _write_all(
@@ -201,10 +204,11 @@ def _issue(
     """Returns the contents of the files of a new certificate and its key, by their names."""
     key = ec.generate_private_key(ec.SECP256R1())
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    if role in SERVING_ROLES:
+    if role in (*SERVING_ROLES, UP):
         uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
-    own = [x509.DNSName(role_name(each)) for each in NAMED_ROLES if each.value == role]
-    alternatives = [x509.UniformResourceIdentifier(f"{ROLE_URI}{role}"), *own, *names]
+    own = [x509.DNSName(role_name(each)) for each in NAMED_ROLES if role in (each.value, UP)]
+    access_role = AccessRole.SERVER.value if role == UP else role
+    alternatives = [x509.UniformResourceIdentifier(f"{ROLE_URI}{access_role}"), *own, *names]
     certificate = (
         _builder(_name(holder), issuer.certificate.subject, key, now, days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -287,4 +291,4 @@ def _write(file: Path, content: bytes) -> Path:
     return file
 
 
-__all__ = ["CA_DAYS", "CERTIFICATE_DAYS", "ROLES", "SERVING_ROLES", "issue_certificate", "make_certificates"]
+__all__ = ["CA_DAYS", "CERTIFICATE_DAYS", "ROLES", "SERVING_ROLES", "UP", "issue_certificate", "make_certificates"]

@@ -63,7 +63,8 @@ def issue(
         str,
         typer.Argument(
             metavar="ROLE",
-            help="Access role of the holder: coordinator, server, worker, trainer, admin, submitter or reader.",
+            help="Access role of the holder: coordinator, server, worker, trainer, admin, submitter or reader; or "
+            "`up`, for all roles of `shoal up` together.",
         ),
     ],
     name: Annotated[
@@ -99,7 +100,8 @@ def issue(
             use = f"A worker gives them to its trainers with\n  export SHOAL_TRAINER_TLS_CERT={certificate} "
             use += f"SHOAL_TRAINER_TLS_KEY={key}"
         else:
-            use = f"The {role} uses them with\n  export SHOAL_TLS_CA={(ca / 'ca.pem').resolve()} "
+            holder = "`shoal up`" if role == "up" else f"The {role}"
+            use = f"{holder} uses them with\n  export SHOAL_TLS_CA={(ca / 'ca.pem').resolve()} "
             use += f"SHOAL_TLS_CERT={certificate} SHOAL_TLS_KEY={key}"
         out.message(
             f"wrote {certificate} and {key}, valid for {days} days. {use}",

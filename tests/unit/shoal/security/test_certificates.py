@@ -133,6 +133,18 @@ def test_the_worker_of_another_host_gets_a_certificate_of_this_host(tmp_path: Pa
     assert principal_in((folder / "gpu-2.pem").read_bytes()).role is AccessRole.WORKER
 
 
+def test_all_roles_of_one_machine_get_a_certificate_without_a_change_of_the_servers(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    files = issue_certificate("up", "up", ["node-1.example"], ca=tmp_path)
+    for role in (AccessRole.COORDINATOR, AccessRole.SERVER, AccessRole.WORKER):
+        TlsFiles(tmp_path / "ca.pem", *files, role=role).check_serves()
+    names = names_of(files[0]).get_values_for_type(x509.DNSName)
+    assert names == ["coordinator.role.shoal.internal", "server.role.shoal.internal", "localhost", "node-1.example"]
+    assert principal_in(files[0].read_bytes()).role is AccessRole.SERVER
+    others = names_of(tmp_path / "server.pem").get_values_for_type(x509.DNSName)
+    assert "coordinator.role.shoal.internal" not in others
+
+
 def test_a_ca_whose_key_others_can_read_issues_nothing(tmp_path: Path) -> None:
     make_certificates(tmp_path)
     (tmp_path / "ca-key.pem").chmod(0o644)
