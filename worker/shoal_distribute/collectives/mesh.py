@@ -103,7 +103,8 @@ class Mesh:
             raise self._watch.fail(
                 errors.RanksDisagree(
                     f"rank {previous} makes {theirs}{other}, and rank {self.rank} makes {call}; all ranks must make "
-                    "the same calls in the same order, with arrays of the same shape and dtype",
+                    "the same calls in the same order, with arrays of the same shape and dtype. Likely causes: fit got "
+                    "another batch_size or number of samples in one rank, or one rank alone calls evaluate or reduce",
                     rank=previous,
                 )
             )

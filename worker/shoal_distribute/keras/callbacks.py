@@ -237,7 +237,8 @@ class BackupAndRestore(Callback, Advising):
     """Keeps a checkpoint of the last epoch, from which `fit` continues when it is called again after a failure.
 
     Args:
-        backup_dir: folder of the checkpoint. It is emptied when training is complete.
+        backup_dir: folder of the checkpoint. It is emptied when training is complete. Several processes need a shared
+            folder: the first one writes, and all read.
     """
 
     sets_state = True
@@ -250,6 +251,7 @@ class BackupAndRestore(Callback, Advising):
         self._manager = CheckpointManager(self._checkpoint, self._folder, 1, "epoch")
         if self._manager.restore_or_initialize():
             self.model.first_epoch = self._checkpoint.objects["epoch"]
+        self._check_epochs(self.model.strategy.of_ranks(self.model.first_epoch))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - the state is written
         self._checkpoint.objects["epoch"] = epoch + 1
@@ -259,6 +261,17 @@ class BackupAndRestore(Callback, Advising):
         if self.model.strategy.writes_files:
             for path in self._manager.checkpoints:
                 Path(f"{path}.npz").unlink(missing_ok=True)
+
+    def _check_epochs(self, epochs: list[int]) -> None:
+        """Raises RanksDisagree if the processes begin with different epochs."""
+        latest = max(epochs)
+        if lacking := [rank for rank, epoch in enumerate(epochs) if epoch < latest]:
+            named = f"rank {lacking[0]} has" if len(lacking) == 1 else f"ranks {', '.join(map(str, lacking))} have"
+            raise errors.RanksDisagree(
+                f"{named} no checkpoint of epoch {latest} in its backup_dir, from which rank {epochs.index(latest)} "
+                "continues; give all processes a shared folder, or copy the checkpoint to each of them",
+                rank=lacking[0],
+            )
 
 
 __all__ = [

@@ -32,7 +32,7 @@ from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies.mirrored import MirroredStrategy
 from shoal_distribute.strategies.process_join import join_processes
 from shoal_distribute.strategies.server_tasks import script_name
-from shoal_distribute.strategies.shared_state import SharedState
+from shoal_distribute.strategies.shared_state import SharedState, check_digests, digest
 from shoal_distribute.task_group import open_group
 from shoal_distribute.values import DistributedVariable
 from shoal_worker.arrays import on_host
@@ -282,6 +282,15 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
             self._group.times.steps += 1
             self._group.times.local_reduce += local_s
         return variables, [replica.device.put(it) for it in replica.exchange("the sums of all processes", joined)[0]]
+
+    def of_ranks(self, number: int) -> list[int]:
+        if self._group is None or self._elastic:
+            return [number]
+        return [int(it) for it in self._group.all_gather(np.array(number, np.int64))]
+
+    def check_variables(self, variables: Sequence[DistributedVariable]) -> None:
+        if self._group and self._elastic is None:
+            check_digests(self.of_ranks(digest(variables)))
 
     def merge_statistics(self, variables: Sequence[DistributedVariable]) -> None:
         """Sets variables that are not trainable to the mean of all replicas of all processes. All processes call it.

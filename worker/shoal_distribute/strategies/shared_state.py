@@ -1,5 +1,9 @@
-"""Shared state: all ranks of a group take the variables, the optimizers' state and the progress of one of them."""
+"""Shared state: all ranks of a group take the variables, the optimizers' state and the progress of one of them.
 
+Ranks that do not take it compare digests of their variables instead.
+"""
+
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
@@ -96,6 +100,33 @@ class SharedState:
         }
 
 
+def digest(variables: Iterable[DistributedVariable]) -> int:
+    """Returns a number of 63 bits that differs if the values of trainable variables do."""
+    found = hashlib.blake2b(digest_size=8)
+    for variable in variables:
+        if variable.trainable:
+            found.update(np.asarray(variable.numpy(), order="C").tobytes())
+    return int.from_bytes(found.digest()) >> 1
+
+
+def check_digests(digests: Sequence[int]) -> None:
+    """Checks that all ranks have the same values of the variables.
+
+    Args:
+        digests: the digest of each rank.
+
+    Raises:
+        RanksDisagree: a rank has other values than rank 0.
+    """
+    if others := [rank for rank, it in enumerate(digests) if it != digests[0]]:
+        named = f"rank {others[0]} has" if len(others) == 1 else f"ranks {', '.join(map(str, others))} have"
+        raise errors.RanksDisagree(
+            f"{named} other values of the variables than rank 0; call set_weights, load_weights or assign with the "
+            "same values in all processes, or in none",
+            rank=others[0],
+        )
+
+
 def _of(own: dict[str, np.ndarray] | None, path: str, shape: Sequence[int], dtype: str) -> np.ndarray:
     """Returns the root's array, or memory for it."""
     return np.empty(shape, np.dtype(dtype)) if own is None else np.asarray(own[path], order="C")
@@ -109,4 +140,4 @@ def _encoded(rate: optim.Schedule | None) -> str:
     return "" if rate is None else rate.to_proto().SerializeToString().hex()
 
 
-__all__ = ["SharedState"]
+__all__ = ["SharedState", "check_digests", "digest"]

@@ -1,9 +1,10 @@
 """Training hooks: what `fit` and other training loops ask of a strategy, or tell it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from shoal import errors, optim
+from shoal_distribute.values import DistributedVariable
 
 
 class ModelStages(Protocol):
@@ -71,6 +72,27 @@ class TrainingHooks:
             InvalidData: it has too few.
         """
         del samples  # most strategies take any batch
+
+    def of_ranks(self, number: int) -> list[int]:
+        """Returns a number of each process, by rank. All processes call it.
+
+        An elastic group has only that of this process: the others may be at another place in the script.
+
+        Args:
+            number: the number of this process.
+        """
+        return [number]
+
+    def check_variables(self, variables: Sequence[DistributedVariable]) -> None:
+        """Checks that all processes have the same values of trainable variables. All processes call it.
+
+        Args:
+            variables: variables of a model. Each process may have other values of those that are not trainable.
+
+        Raises:
+            RanksDisagree: a process has other values.
+        """
+        del variables  # most strategies have one process, or the values of one
 
     def stages_of(self, model: Any, x: Any, optimizer: optim.Optimizer | None = None) -> ModelStages | None:
         """Returns what computes a model in stages; None if the model computes as a whole.

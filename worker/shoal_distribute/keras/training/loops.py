@@ -58,6 +58,7 @@ def train(model: Trained, batches: BatchSource, plan: FitPlan) -> History:
     logs: dict[str, float] = {}
     calls.call("on_train_begin", {})
     place = FitPlace(model.strategy, model.first_epoch)
+    model.strategy.check_variables([*model.trainable_variables, *model.non_trainable_variables])
     while not (place.is_over or model.stop_training) and (epoch := place.epoch) < plan.epochs:
         if verbose:
             sys.stdout.write(f"Epoch {epoch + 1}/{plan.epochs}\n")

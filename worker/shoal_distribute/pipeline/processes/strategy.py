@@ -158,6 +158,9 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
         values = self._world.broadcast(np.array(initial, order="C"))
         return RankVariable(self, name, values, trainable=trainable, ranks=self._ranks)
 
+    def of_ranks(self, number: int) -> list[int]:
+        return [int(it) for it in self._world.all_gather(np.array(number, np.int64))]
+
     def merge_statistics(self, variables: Sequence[DistributedVariable]) -> None:
         """Sets variables that are not trainable to the mean of all replicas. All processes call it.
 
