@@ -3,6 +3,7 @@
 import inspect
 import math
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -11,8 +12,8 @@ import numpy as np
 
 from shoal import callbacks, errors, optim
 from shoal_distribute.keras.checkpoints import Checkpoint, CheckpointManager
-from shoal_distribute.keras.names import Advising
-from shoal_distribute.keras.training.callback import Callback, History, LambdaCallback, Logs
+from shoal_distribute.keras.names import Advising, advice
+from shoal_distribute.keras.training.callback import VALIDATION, Callback, History, LambdaCallback, Logs
 from shoal_distribute.keras.training.event_callback import EventCallback
 
 MonitorMode = Literal["auto", "min", "max"]
@@ -32,11 +33,26 @@ class _Monitoring(Callback, Advising):
         if mode not in {"auto", "min", "max"}:
             raise errors.BadRequest(f"{type(self).__name__}: mode is {mode!r}; it must be 'auto', 'min' or 'max'")
         self.monitor = monitor
+        self._has_warned = False
         self._rises = mode == "max" or (mode == "auto" and any(word in monitor for word in _RISING))
 
     def _value(self, logs: Logs | None) -> float | None:
-        """Returns the metric; None if the epoch has none, such as an epoch without validation."""
-        return (logs or {}).get(self.monitor)
+        """Returns the metric; None if the epoch has none, such as an epoch without validation.
+
+        It warns once of a metric that no epoch can have.
+        """
+        found = logs or {}
+        comes_later = self.params.get("validates") and not any(it.startswith(VALIDATION) for it in found)
+        if self.monitor in found or self._has_warned or (comes_later and self.monitor.startswith(VALIDATION)):
+            return found.get(self.monitor)
+        self._has_warned = True
+        lacks = self.monitor.startswith(VALIDATION) and not self.params.get("validates")
+        warnings.warn(
+            f"{type(self).__name__} does nothing, because no epoch has the metric {self.monitor!r}; "
+            + ("give fit validation_data" if lacks else advice(self.monitor, found)),
+            stacklevel=2,
+        )
+        return None
 
     def _improves(self, value: float, best: float, delta: float = 0.0) -> bool:
         return value - abs(delta) > best if self._rises else value + abs(delta) < best
@@ -210,7 +226,11 @@ class ReduceLROnPlateau(_Monitoring):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         value, optimizer = self._value(logs), self.model.optimizer
-        if value is None or optimizer is None:
+        if optimizer is None:
+            return
+        if logs is not None:
+            logs["learning_rate"] = float(optimizer.learning_rate)
+        if value is None:
             return
         self._state, reduces = self._plateau.after(self._state, value, minimizes=not self._rises)
         if reduces:

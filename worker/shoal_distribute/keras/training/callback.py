@@ -8,6 +8,8 @@ from shoal_distribute.keras.training.trained import Trained
 from shoal_distribute.strategies import Strategy
 
 Logs = dict[str, float]
+# Names of the metrics of a validation begin with it.
+VALIDATION = "val_"
 
 
 class Callback:
@@ -15,7 +17,7 @@ class Callback:
 
     Attributes:
         model: the model.
-        params: "epochs", "steps" and "verbose".
+        params: "epochs", "steps" and "verbose"; of `fit` also "validates": whether it gets validation data.
         sets_state: whether it sets variables or the optimizer's state, which not every strategy allows.
     """
 
@@ -156,4 +158,4 @@ def _overrides(callback: Callback, method: str) -> bool:
     return getattr(getattr(callback, method), "__func__", None) is not getattr(Callback, method)
 
 
-__all__ = ["Callback", "CallbackList", "History", "LambdaCallback", "Logs", "check_callbacks"]
+__all__ = ["VALIDATION", "Callback", "CallbackList", "History", "LambdaCallback", "Logs", "check_callbacks"]

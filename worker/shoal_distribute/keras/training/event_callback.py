@@ -8,10 +8,9 @@ from typing import Any
 from shoal import errors
 from shoal.events import EvaluationEnded, Event, MetricsReported, StateChanged
 from shoal.status import Evaluation, JobState, Progress
-from shoal_distribute.keras.training.callback import Callback, Logs
+from shoal_distribute.keras.training.callback import VALIDATION, Callback, Logs
 
 _WORKER = "fit"
-_VALIDATION = "val_"
 
 
 class EventCallback(Callback):
@@ -41,10 +40,10 @@ class EventCallback(Callback):
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         step = self.model.optimizer.iterations if self.model.optimizer else 0
         found = logs or {}
-        values = {name: value for name, value in found.items() if not name.startswith(_VALIDATION)}
+        values = {name: value for name, value in found.items() if not name.startswith(VALIDATION)}
         progress = Progress(steps=step, epoch=epoch, loss=values.get("loss", 0.0))
         self._send(MetricsReported, _WORKER, step, values, progress)
-        held_out = {name.removeprefix(_VALIDATION): it for name, it in found.items() if name.startswith(_VALIDATION)}
+        held_out = {name.removeprefix(VALIDATION): it for name, it in found.items() if name.startswith(VALIDATION)}
         if held_out:
             evaluation = Evaluation(number=epoch + 1, step=step, values=held_out, time=time.time())
             self._send(EvaluationEnded, _WORKER, evaluation, False)

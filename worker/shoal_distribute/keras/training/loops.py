@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal_distribute.keras.training.callback import Callback, CallbackList, History, check_callbacks
+from shoal_distribute.keras.training.callback import VALIDATION, Callback, CallbackList, History, check_callbacks
 from shoal_distribute.keras.training.data import split_off
 from shoal_distribute.keras.training.event_callback import EventCallback
 from shoal_distribute.keras.training.place import EvaluationPlace, FitPlace
@@ -51,8 +51,14 @@ def train(model: Trained, batches: BatchSource, plan: FitPlan) -> History:
     if batches.smallest is not None:
         model.strategy.check_batch(batches.smallest)
     history, verbose = History(), level(plan.verbose)
-    params = {"epochs": plan.epochs, "steps": batches.steps, "verbose": verbose}
-    calls = CallbackList([history, *map(_callback, plan.callbacks)], model, params)
+    params = {
+        "epochs": plan.epochs,
+        "steps": batches.steps,
+        "verbose": verbose,
+        "validates": plan.validation is not None,
+    }
+    # The history is the last one: it has what callbacks add to the metrics, such as the learning rate.
+    calls = CallbackList([*map(_callback, plan.callbacks), history], model, params)
     check_callbacks(calls.callbacks, model.strategy)
     model.stop_training, model.first_epoch = False, plan.initial_epoch
     logs: dict[str, float] = {}
@@ -208,7 +214,7 @@ class _Epoch:
         logs = model.get_metrics_result()
         if plan.validation is not None and (epoch + 1) % plan.validation_every == 0:
             found = _evaluated(model, plan.validation, self.calls, Progbar(None, 0))
-            logs |= {f"val_{name}": value for name, value in found.items()}
+            logs |= {f"{VALIDATION}{name}": value for name, value in found.items()}
         return logs
 
     def _keep(self) -> None:
