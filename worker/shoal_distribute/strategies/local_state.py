@@ -1,6 +1,8 @@
 """Optimizer state of strategies without servers: a `LocalOptimizer` for each copy of the variables."""
 
+import copy as copying
 import functools
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -14,19 +16,21 @@ from shoal_worker.arrays import on_host
 class OptimizerStates:
     """The state of each optimizer, by the identity of the object: two with equal settings are two optimizers.
 
+    The state lasts as long as the optimizer: nothing here keeps it alive.
+
     Args:
         copies: number of copies of the variables; each has its slots.
     """
 
     def __init__(self, copies: int) -> None:
         self._copies = copies
-        # The optimizer is kept, so that no other object gets its id.
-        self._states: dict[int, tuple[optim.Optimizer, list[LocalOptimizer]]] = {}
+        self._states: dict[int, tuple[weakref.ref[optim.Optimizer], list[LocalOptimizer]]] = {}
 
     @property
     def optimizers(self) -> list[optim.Optimizer]:
         """The optimizers that have state, in the order in which it was made."""
-        return [optimizer for optimizer, _ in self._states.values()]
+        found = [optimizer() for optimizer, _ in list(self._states.values())]
+        return [it for it in found if it is not None]
 
     def of(self, optimizer: optim.Optimizer, copy: int = 0) -> LocalOptimizer:
         """Returns the state of one copy.
@@ -40,7 +44,10 @@ class OptimizerStates:
         """
         known = self._states.get(id(optimizer))
         if known is None:
-            made = optimizer, [LocalOptimizer(optimizer) for _ in range(self._copies)]
+            settings = copying.copy(optimizer)  # the state would keep the optimizer itself alive
+            states = [LocalOptimizer(settings) for _ in range(self._copies)]
+            # The entry goes before another object can get the id.
+            made = weakref.ref(optimizer, lambda _, key=id(optimizer): self._states.pop(key, None)), states
             known = self._states.setdefault(id(optimizer), made)  # of several replicas, one makes it
         return known[1][copy]
 

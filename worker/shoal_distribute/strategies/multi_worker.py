@@ -114,6 +114,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         self._state = SharedState(self._variables, self._states, lambda copy, array: self._places[copy].put(array))
         self._progress = _UNTRAINED
         self._elastic: ElasticGroup | None = None
+        self._adopted: list[optim.Optimizer] = []  # all processes must have the same, so garbage collection takes none
         self._met = self._shared = False  # of an elastic group: whether it is connected, and has one state
         if workers is None:
             self._enter(group or open_group(cluster_resolver or TFConfigClusterResolver()))
@@ -248,6 +249,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
 
     def adopt_optimizer(self, optimizer: optim.Optimizer) -> None:
         self._states.of(optimizer)  # so that it can take the state of another process
+        if self._elastic:
+            self._adopted.append(optimizer)
 
     def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
         if self._group is None:

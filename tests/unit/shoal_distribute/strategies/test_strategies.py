@@ -1,5 +1,6 @@
 """Strategies of one process: their replicas, variables, gradients and errors."""
 
+import weakref
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,7 +27,7 @@ from shoal_distribute import (
     has_strategy,
     in_cross_replica_context,
 )
-from shoal_distribute.strategies import DefaultStrategy
+from shoal_distribute.strategies import DefaultStrategy, OptimizerStates
 
 MAKERS: dict[str, Callable[[], Strategy]] = {
     "default": DefaultStrategy,
@@ -115,6 +116,15 @@ def test_state_of_an_optimizer_can_be_saved_and_restored(strategy: Strategy) -> 
     strategy.run(step, (again,))
     np.testing.assert_array_equal(weights.numpy(), expected)
     assert strategy.iterations(again) == STEPS + 1
+
+
+def test_the_state_of_an_optimizer_goes_with_it() -> None:
+    states, optimizer, equal = OptimizerStates(2), optim.Adam(0.1), optim.Adam(0.1)
+    slots = weakref.ref(states.of(optimizer, 1))
+    assert states.of(equal) is not states.of(optimizer)
+    del optimizer
+    assert slots() is None
+    assert states.optimizers == [equal]
 
 
 def test_the_learning_rate_can_be_replaced(strategy: Strategy) -> None:
