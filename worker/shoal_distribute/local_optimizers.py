@@ -93,11 +93,22 @@ class LocalOptimizer:
             state: as `state` returns it. The optimizer keeps the arrays.
             put: returns an array on the replica's device; None if they are there. Slots of variables that are split
                 go to the devices of their variables instead.
+
+        Raises:
+            IncompatibleCheckpoint: the state is that of another kind of optimizer. Nothing has changed.
         """
-        self.version, self._slots, self._restored, self._put = version, {}, {}, put or _same
+        restored: dict[str, State] = {}
         for path, array in state.items():
             name, _, slot = path.rpartition("/")
-            self._restored.setdefault(name, {})[slot] = array
+            restored.setdefault(name, {})[slot] = array
+        keeps = sorted(_SLOTS[type(self.optimizer)](self.optimizer))
+        for name, slots in restored.items():
+            if sorted(slots) != keeps:
+                raise errors.IncompatibleCheckpoint(
+                    f"the state of an optimizer has {', '.join(sorted(slots))} of {name}, but {self.optimizer.name} "
+                    f"keeps {', '.join(keeps) or 'nothing'}; use an optimizer of the kind that was saved"
+                )
+        self.version, self._slots, self._restored, self._put = version, {}, restored, put or _same
 
     def keeps(self, name: str) -> bool:
         """Returns whether it has the slots of a variable."""

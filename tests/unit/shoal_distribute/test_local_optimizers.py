@@ -69,6 +69,15 @@ def test_state_continues_in_another_optimizer() -> None:
     np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("other", [optim.SGD(0.1), optim.Momentum(0.1)])
+def test_the_state_of_another_kind_of_optimizer_is_refused(other: optim.Optimizer) -> None:
+    saved, again = LocalOptimizer(optim.Adam(0.1)), LocalOptimizer(other)
+    saved.update([("w", np.ones(3), np.ones(3))])
+    with pytest.raises(errors.IncompatibleCheckpoint, match="has exp_avg, exp_avg_sq of w, but .* keeps"):
+        again.restore(saved.version, saved.state())
+    assert again.version == 0
+
+
 def test_what_is_no_optimizer_is_refused() -> None:
     with pytest.raises(errors.InvalidOptimizer, match=r"shoal\.optim"):
         LocalOptimizer("sgd")  # type: ignore[arg-type]

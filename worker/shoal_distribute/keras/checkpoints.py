@@ -91,7 +91,7 @@ class Checkpoint:
         Raises:
             UnknownCheckpoint: there is no such file.
             CorruptCheckpoint: the file is of another kind, or damaged.
-            IncompatibleCheckpoint: the variables are not those of the objects.
+            IncompatibleCheckpoint: the variables are not those of the objects, or an optimizer is of another kind.
         """
         if save_path is None:
             return self

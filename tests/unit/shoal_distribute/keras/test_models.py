@@ -156,6 +156,8 @@ def test_save_and_load(tmp_path: Path) -> None:
     model.fit(IMAGES, np.ones((6, 2)), epochs=2, verbose=0)
     model.save(path)
     again = keras.models.load_model(path)
+    with pytest.raises(errors.IncompatibleCheckpoint, match="use an optimizer of the kind that was saved"):
+        again.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
     np.testing.assert_array_equal(again.predict(IMAGES, verbose=0), model.predict(IMAGES, verbose=0))
     assert [it.name for it in again.layers] == [it.name for it in model.layers]
     assert [float(it) for it in again.losses] == [float(it) for it in model.losses] != []

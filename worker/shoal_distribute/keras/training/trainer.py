@@ -70,11 +70,11 @@ class Trainer(StagedTrainer):
             optimizer: a name, or an object of `keras.optimizers` or `shoal.optim`.
             loss: a name, a function, or an object of `keras.losses`.
             metrics: names, functions, or objects of `keras.metrics`.
-            run_eagerly: accepted for Keras' sake, and ignored: each step computes at once.
-            jit_compile: accepted for Keras' sake, and ignored.
+            run_eagerly, jit_compile: accepted for Keras' sake, and ignored: each step computes at once.
 
         Raises:
             BadRequest: a name is unknown. The message has the nearest one.
+            IncompatibleCheckpoint: the model was read from a file with the state of another kind of optimizer.
             WrongContext: the optimizer or a metric was made in the scope of another strategy than the model.
         """
         del run_eagerly, jit_compile
@@ -82,10 +82,10 @@ class Trainer(StagedTrainer):
         if made is not optimizer:
             made.use(self.strategy)
         self._check_scope("optimizer", made.name, made.strategy)
-        self.optimizer, self.loss = made, None if loss is None else all_losses.get(loss)
         if self.saved_state:
             made.restore(self.saved_state)
             self.saved_state = None
+        self.optimizer, self.loss = made, None if loss is None else all_losses.get(loss)
         self._tracker = self._owned("loss", all_metrics.Mean("loss"))
         self._compiled = [self._owned(it, all_metrics.get(it, self.loss)) for it in metrics or []]
 
