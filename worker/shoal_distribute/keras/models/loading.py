@@ -16,8 +16,8 @@ from shoal_distribute.tensor_parallel import DeviceMesh
 def load_model(filepath: str, mesh: DeviceMesh | None = None) -> Model:
     """Returns the model of a file, in the scope that is in use. It is not compiled.
 
-    The state of the optimizer is set when the model is compiled with the same optimizer. To compile it with another one,
-    set `saved_state` of the model to None before.
+    The state of the optimizer is set when the model is compiled with the same optimizer. To compile it with another
+    one, set `saved_state` of the model to None before.
 
     Args:
         filepath: a file that `Model.save` wrote.

@@ -169,7 +169,7 @@ class Model(Trainer, Layer):
             overwrite: whether an existing file may be replaced.
 
         Raises:
-            InvalidLayer: a layer cannot be described, such as a `WrappedLayer`.
+            InvalidLayer: a layer cannot be described, such as a `WrappedLayer`, or one of a class of your own.
             StorageFailed: the file exists, or cannot be written.
         """
         saving.save_model(self, filepath, overwrite)

@@ -8,6 +8,7 @@ import numpy as np
 from shoal import errors
 from shoal.initializers import Initializer
 from shoal_distribute.keras import activations, constraints, initializers
+from shoal_distribute.keras import layers as keras_layers
 from shoal_distribute.keras.constraints import Constraint
 from shoal_distribute.keras.files import read_arrays, write_arrays
 from shoal_distribute.keras.layers.base import Layer
@@ -114,15 +115,29 @@ def described(layer: Layer) -> dict[str, Any]:
     """Returns what is needed to make a layer or a model again.
 
     Raises:
-        InvalidLayer: an argument of a layer cannot be written to a file.
+        InvalidLayer: a layer is of a class of the user, or an argument of a layer cannot be written to a file.
     """
-    kind, config = type(layer).__name__, layer.get_config()
+    kind = type(layer).__name__
+    if not _can_be_made(layer):
+        raise errors.InvalidLayer(
+            f"{layer.name} cannot be saved, because {kind} is no class of keras; use save_weights, then make the "
+            "model by code and use load_weights"
+        )
+    config = layer.get_config()
     if kind == "Sequential":
         shape = layer.sample_shape
         config = {"name": layer.name, "sample_shape": shape, "layers": [described(it) for it in layer.layers]}
     elif kind == "Model":
         config = _described_graph(layer)
     return {"class": kind, "config": {name: _plain(layer, name, value) for name, value in config.items()}}
+
+
+def _can_be_made(layer: Layer) -> bool:
+    """Returns whether `load_model` knows the class of a layer."""
+    kind = type(layer)
+    if kind.__name__ in {"Sequential", "Model"}:
+        return kind.__module__.startswith(f"{__package__}.") and bool(layer.layers)
+    return getattr(keras_layers, kind.__name__, None) is kind
 
 
 def _described_graph(model: Any) -> dict[str, Any]:
