@@ -73,7 +73,7 @@ def test_state_continues_in_another_optimizer() -> None:
 def test_the_state_of_another_kind_of_optimizer_is_refused(other: optim.Optimizer) -> None:
     saved, again = LocalOptimizer(optim.Adam(0.1)), LocalOptimizer(other)
     saved.update([("w", np.ones(3), np.ones(3))])
-    with pytest.raises(errors.IncompatibleCheckpoint, match="has exp_avg, exp_avg_sq of w, but .* keeps"):
+    with pytest.raises(errors.IncompatibleCheckpoint, match=r"has exp_avg, exp_avg_sq of w, but .* keeps"):
         again.restore(saved.version, saved.state())
     assert again.version == 0
 

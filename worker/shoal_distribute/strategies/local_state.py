@@ -47,7 +47,7 @@ class OptimizerStates:
             settings = copying.copy(optimizer)  # the state would keep the optimizer itself alive
             states = [LocalOptimizer(settings) for _ in range(self._copies)]
             # The entry goes before another object can get the id.
-            made = weakref.ref(optimizer, lambda _, key=id(optimizer): self._states.pop(key, None)), states
+            made = weakref.ref(optimizer, functools.partial(self._drop, id(optimizer))), states
             known = self._states.setdefault(id(optimizer), made)  # of several replicas, one makes it
         return known[1][copy]
 
@@ -84,6 +84,9 @@ class OptimizerStates:
         for copy in range(self._copies):
             arrays = {path: np.array(array) for path, array in state.items()}
             self.of(optimizer, copy).restore(iterations, arrays, functools.partial(put, copy))
+
+    def _drop(self, identity: int, _gone: object) -> None:
+        self._states.pop(identity, None)
 
 
 __all__ = ["OptimizerStates"]

@@ -107,9 +107,17 @@ class BatchesOf:
 
 
 def unpacked(batch: Any) -> BatchTuple:
-    """Returns inputs, labels and weights of a batch, which is a tuple of up to three values or inputs alone."""
-    if not isinstance(batch, tuple):
+    """Returns inputs, labels and weights of a batch, which is a tuple or a list of up to three values or inputs alone.
+
+    Raises:
+        InvalidData: it has another number of values.
+    """
+    if not isinstance(batch, tuple | list):
         return batch, None, None
+    if not 1 <= len(batch) <= 3:
+        raise errors.InvalidData(
+            f"a batch has {len(batch)} values; give inputs, labels and weights. Several inputs are one list: ([a, b], y)"
+        )
     x, y, weights = (*batch, None, None)[:3]
     return x, y, weights
 
@@ -199,9 +207,8 @@ def split_off(arrays: Sequence[Any], share: float) -> tuple[list[Any], list[Any]
 def _on_host(part: Any) -> Any:
     if part is None:
         return None
-    if isinstance(part, list | tuple) and all(hasattr(it, "dtype") for it in part):
-        return [on_host(array_of(it)) for it in part]
-    return on_host(array_of(part))
+    given = arrays_of(part)
+    return [on_host(array_of(it)) for it in given] if isinstance(given, list) else on_host(array_of(given))
 
 
 def _picked(part: Any, chosen: Any) -> Any:

@@ -12,7 +12,7 @@ from shoal_distribute.keras.training.data import split_off
 from shoal_distribute.keras.training.event_callback import EventCallback
 from shoal_distribute.keras.training.place import EvaluationPlace, FitPlace
 from shoal_distribute.keras.training.progress import Progbar
-from shoal_distribute.keras.training.sources import BatchSource
+from shoal_distribute.keras.training.sources import BatchSource, is_arrays
 from shoal_distribute.keras.training.trained import Trained
 
 
@@ -153,7 +153,14 @@ def split_for_validation(x: Any, y: Any, sample_weight: Any, share: float) -> tu
         y: labels.
         sample_weight: weights of the samples.
         share: share of the samples to split off.
+
+    Raises:
+        BadRequest: the inputs are a data set.
     """
+    if not is_arrays(x):
+        raise errors.BadRequest(
+            f"validation_split needs arrays, but x is a {type(x).__name__}; give validation_data instead"
+        )
     kept, held_out = split_off([x, y, sample_weight], share)
     return kept, tuple(held_out)
 

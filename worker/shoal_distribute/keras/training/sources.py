@@ -7,7 +7,14 @@ from typing import Any
 from shoal import errors
 from shoal_distribute.input import DistributedDataset
 from shoal_distribute.keras import config
-from shoal_distribute.keras.training.data import ArrayBatches, BatchesOf, BatchTuple, check_batch_size, divided
+from shoal_distribute.keras.training.data import (
+    ArrayBatches,
+    BatchesOf,
+    BatchTuple,
+    check_batch_size,
+    divided,
+    unpacked,
+)
 from shoal_distribute.strategies import Strategy
 
 _DEFAULT_BATCH = 32
@@ -108,7 +115,7 @@ def source_of(
     """
     if x is None:
         raise errors.BadRequest("there are no inputs; give x: an array, or a data set of batches")
-    if _is_arrays(x):
+    if is_arrays(x):
         size = batch_size or _DEFAULT_BATCH
         if divides:
             check_batch_size(size, strategy)
@@ -140,19 +147,20 @@ def validation_of(strategy: Strategy, data: Any, batch_size: int | None, steps: 
 
     Args:
         strategy: the strategy whose replicas divide them.
-        data: (x, y), (x, y, sample_weight), or a data set.
+        data: (x, y), (x, y, sample_weight), as a tuple or a list; or a data set.
         batch_size: samples of a batch of arrays.
         steps: number of batches; None means all.
     """
-    if isinstance(data, tuple):
-        x, y, weights = (*data, None)[:3]
+    if isinstance(data, tuple) or (isinstance(data, list) and is_arrays(data)):
+        x, y, weights = unpacked(data)
         return source_of(strategy, x, y, weights, batch_size, steps=steps)
     return source_of(strategy, data, None, None, None, steps=steps)
 
 
-def _is_arrays(x: Any) -> bool:
+def is_arrays(x: Any) -> bool:
+    """Returns whether inputs are an array, or a list of arrays."""
     parts = x if isinstance(x, list | tuple) else [x]
     return bool(parts) and all(hasattr(part, "dtype") for part in parts)
 
 
-__all__ = ["BatchSource", "source_of", "validation_of"]
+__all__ = ["BatchSource", "is_arrays", "source_of", "validation_of"]
