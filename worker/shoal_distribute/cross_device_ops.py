@@ -69,7 +69,13 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
     """Adds arrays in pairs of devices, then the sums of the pairs, and so on; the last sum returns the same way.
 
     With n devices, it takes log2(n) rounds up and as many down, instead of the n copies to one device.
+
+    Args:
+        num_packs: accepted for TensorFlow's sake; the arrays of a call travel together.
     """
+
+    def __init__(self, num_packs: int = 1) -> None:
+        del num_packs
 
     def all_reduce(self, replica: ReplicaContext, op: ReduceOp, arrays: Sequence[Array]) -> list[Array]:
         count, own = replica.strategy.local_replicas, replica.local_replica

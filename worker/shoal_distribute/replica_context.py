@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from shoal import errors
 from shoal.program import Array
 from shoal_distribute.collectives import ReduceOp
 from shoal_distribute.devices import LogicalDevice
@@ -105,19 +106,20 @@ class ReplicaContext:
             return [value]
         return self._rendezvous.exchange(self.local_replica, what, value)
 
-    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
-        """Returns the sum or the mean of an array, or of a list of arrays, over all replicas. All must call it.
+    def all_reduce(self, op: ReduceOp | str, value: Any) -> Any:
+        """Returns the sum or the mean of arrays over all replicas. All must call it.
 
         Args:
-            op: how the values are joined.
-            value: an array or a number, or a list of them; of the same shapes and dtypes in all replicas.
+            op: how the values are joined: SUM or MEAN.
+            value: an array or a number; or a tuple, list or dict of them. All replicas give the same structure, shapes
+                and dtypes.
 
         Raises:
+            BadRequest: the op is unknown.
             RanksDisagree: see `exchange`.
         """
-        if isinstance(value, list | tuple):
-            return type(value)(self.strategy.join(self, op, [self.xp.asarray(it) for it in value]))
-        return self.strategy.join(self, op, [self.xp.asarray(value)])[0]
+        arrays = [self.xp.asarray(it) for it in _leaves(value)]
+        return _with_leaves(value, iter(self.strategy.join(self, reduce_op_of(op), arrays)))
 
     def merge_call(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Calls a function once for all replicas, with the values of each argument in a `PerReplica`.
@@ -134,6 +136,36 @@ class ReplicaContext:
             RanksDisagree: see `exchange`.
         """
         return self.strategy.merged(self, fn, args, dict(kwargs or {}))
+
+
+def reduce_op_of(op: ReduceOp | str) -> ReduceOp:
+    """Returns the op, which may be given by its name.
+
+    Raises:
+        BadRequest: there is no such op.
+    """
+    try:
+        return op if isinstance(op, ReduceOp) else ReduceOp(str(op).lower())
+    except ValueError:
+        raise errors.BadRequest(f"reduce op {op!r} is unknown; use ReduceOp.SUM or ReduceOp.MEAN") from None
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """Returns the values of a tree. Those of a dict are in the order of its keys, which is the same in all replicas."""
+    if isinstance(tree, dict):
+        return [leaf for key in sorted(tree, key=str) for leaf in _leaves(tree[key])]
+    return [leaf for it in tree for leaf in _leaves(it)] if isinstance(tree, list | tuple) else [tree]
+
+
+def _with_leaves(tree: Any, leaves: Iterator[Any]) -> Any:
+    """Returns a tree of the same structure with other values, in the order of `_leaves`."""
+    if isinstance(tree, dict):
+        found = {key: _with_leaves(tree[key], leaves) for key in sorted(tree, key=str)}
+        return {key: found[key] for key in tree}
+    if not isinstance(tree, list | tuple):
+        return next(leaves)
+    parts = [_with_leaves(it, leaves) for it in tree]
+    return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
 
 
 def entered_strategies() -> list[Replicated]:
@@ -159,4 +191,4 @@ def running(replica: ReplicaContext | None) -> Iterator[None]:
         _here.replica = before
 
 
-__all__ = ["ReplicaContext", "Replicated", "current_replica", "entered_strategies", "running"]
+__all__ = ["ReplicaContext", "Replicated", "current_replica", "entered_strategies", "reduce_op_of", "running"]

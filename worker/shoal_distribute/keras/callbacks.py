@@ -159,10 +159,24 @@ class ModelCheckpoint(_Monitoring):
             if value is None or not self._improves(value, self.best):
                 return
             self.best = value
-        path = self._path.format(epoch=epoch + 1, **(logs or {}))
+        path = self._filled_in({"epoch": epoch + 1, **(logs or {})})
         (self.model.save_weights if self._weights_only else self.model.save)(path)
         if self._verbose:
             sys.stdout.write(f"Epoch {epoch + 1}: saving model to {path}\n")
+
+    def _filled_in(self, values: dict[str, float]) -> str:
+        """Returns the path of an epoch.
+
+        Raises:
+            BadRequest: the path has a name that the epoch has no value for.
+        """
+        try:
+            return self._path.format(**values)
+        except KeyError as error:
+            name = str(error.args[0])
+            raise errors.BadRequest(
+                f"ModelCheckpoint: {self._path!r} has {{{name}}}, but no epoch has it; {advice(name, values)}"
+            ) from None
 
 
 class LearningRateScheduler(Callback, Advising):

@@ -15,7 +15,7 @@ from shoal_distribute.cross_device_ops import CrossDeviceOps
 from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.group_arrays import gathered
 from shoal_distribute.input import InputSurface
-from shoal_distribute.replica_context import ReplicaContext, current_replica, entered_strategies
+from shoal_distribute.replica_context import ReplicaContext, current_replica, entered_strategies, reduce_op_of
 from shoal_distribute.script_end import failure_of
 from shoal_distribute.strategies.gradients import GradientsAndVariables, checked_gradients
 from shoal_distribute.strategies.reduction import arrays_of, joined_along, numbers_of, summed_along, total_of
@@ -365,20 +365,8 @@ class Strategy(InputSurface, TrainingHooks):
             raise errors.WrongContext(f"{call} is called within run; {instead}")
 
 
-def reduce_op_of(op: ReduceOp | str) -> ReduceOp:
-    """Returns the op, which may be given by its name.
-
-    Raises:
-        BadRequest: there is no such op.
-    """
-    try:
-        return op if isinstance(op, ReduceOp) else ReduceOp(str(op).lower())
-    except ValueError:
-        raise errors.BadRequest(f"reduce op {op!r} is unknown; use ReduceOp.SUM or ReduceOp.MEAN") from None
-
-
 def _number(array: np.ndarray) -> Any:
     return array[()] if array.ndim == 0 else array
 
 
-__all__ = ["Strategy", "reduce_op_of"]
+__all__ = ["Strategy"]

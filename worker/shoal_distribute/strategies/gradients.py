@@ -44,7 +44,8 @@ def checked_gradients(
         yield variable, variable.gradient(gradient, replica.device)
     if not names:
         raise errors.InvalidGradient(
-            "no variable has a gradient; compute them from a loss that depends on the variables"
+            "no variable has a gradient; compute them from a loss that depends on the variables. In a model, a layer "
+            "with trainable=False has no trainable variables"
         )
 
 

@@ -65,9 +65,53 @@ def test_lists_are_batches_as_tuples_are(devices: list[str]) -> None:
     [
         ({"x": [(X, Y)], "validation_split": 0.5}, errors.BadRequest, "validation_split needs arrays, but x is a list"),
         ({"x": [(X, Y, Y, Y)]}, errors.InvalidData, "a batch has 4 values"),
+        (
+            {"x": X, "y": Y, "validation_data": (X, Y), "validation_freq": 0},
+            errors.BadRequest,
+            "validation_freq is 0; give 1 or more",
+        ),
+        ({"x": X, "y": Y, "steps_per_epoch": 0}, errors.BadRequest, "the number of steps is 0; give 1 or more"),
+        ({"x": X, "y": Y, "batch_size": 0}, errors.BadRequest, "batch_size is 0; give 1 or more"),
+        (
+            {"x": X, "y": Y, "callbacks": [keras.callbacks.EarlyStopping]},
+            errors.BadRequest,
+            r"the class EarlyStopping; give an object, such as EarlyStopping\(\)",
+        ),
+        (
+            {"x": X, "y": Y, "callbacks": keras.callbacks.ModelCheckpoint("{val_loss}")},
+            errors.BadRequest,
+            "has {val_loss}, but no epoch has it; did you mean 'loss'",
+        ),
     ],
 )
 def test_wrong_arguments_of_fit(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
     model = made()
     with pytest.raises(error, match=match):
         model.fit(**arguments, verbose=0)
+
+
+def test_classes_stand_for_objects_with_defaults() -> None:
+    model = made(keras.losses.MeanSquaredError, metrics=[keras.metrics.MeanAbsoluteError])
+    assert model.metrics_names == ["loss", "mean_absolute_error"]
+    assert isinstance(model.loss, keras.losses.MeanSquaredError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"metrics": "accuracy"}, r"metrics is 'accuracy'; give a list, such as metrics=\['accuracy'\]"),
+        ({"optimizer": keras.optimizers.Adam}, r"optimizer is the class Adam; give an object, such as Adam\(\)"),
+    ],
+)
+def test_wrong_arguments_of_compile(arguments: dict[str, Any], match: str) -> None:
+    with pytest.raises(errors.BadRequest, match=match):
+        keras.Sequential().compile(**arguments)
+
+
+def test_what_cannot_train_is_explained() -> None:
+    with pytest.raises(errors.InvalidLayer, match="Input got the shape 4; give the lengths"):
+        keras.Input(4)  # type: ignore[arg-type]
+    model = made()
+    model.trainable = False
+    with pytest.raises(errors.InvalidGradient, match="a layer with trainable=False has no trainable variables"):
+        model.fit(X, Y, verbose=0)

@@ -26,6 +26,7 @@ from shoal_distribute import (
     get_strategy,
     has_strategy,
     in_cross_replica_context,
+    keras,
 )
 from shoal_distribute.strategies import DefaultStrategy, OptimizerStates
 
@@ -36,7 +37,9 @@ MAKERS: dict[str, Callable[[], Strategy]] = {
     "ring 2": lambda: MirroredStrategy(["/cpu:0", "/cpu:1"], RingAllReduce()),
     "ring 3": lambda: MirroredStrategy(["/cpu:0", "/cpu:1", "/cpu:2"]),
     "hierarchical 4": lambda: MirroredStrategy([f"/cpu:{it}" for it in range(4)], HierarchicalCopyAllReduce()),
-    "hierarchical 5": lambda: MirroredStrategy([f"/cpu:{it}" for it in range(5)], HierarchicalCopyAllReduce()),
+    "hierarchical 5": lambda: MirroredStrategy(
+        [f"/cpu:{it}" for it in range(5)], HierarchicalCopyAllReduce(num_packs=2)
+    ),
     "one device 3": lambda: MirroredStrategy(["/cpu:0", "/cpu:1", "/cpu:2"], ReductionToOneDevice("/cpu:1")),
     "central 1": lambda: CentralStorageStrategy(["/cpu:0"]),
     "central 3": lambda: CentralStorageStrategy(["/cpu:0", "/cpu:1", "/cpu:2"]),
@@ -186,6 +189,37 @@ def test_reduce_over_replicas_and_axes(two: MirroredStrategy) -> None:
         two.reduce("SUM", PerReplica([1.0, 2.0]), axis=0)
     with pytest.raises(errors.InvalidShape, match=r"shapes \(3,\), \(1,\) cannot be added"):
         two.reduce("SUM", uneven)
+
+
+def test_all_reduce_takes_names_and_trees(two: MirroredStrategy) -> None:
+    def step(value: float) -> Any:
+        replica = get_replica_context()
+        assert replica
+        with pytest.raises(errors.BadRequest, match="reduce op 'MAX' is unknown"):
+            replica.all_reduce("MAX", value)
+        keys = ("b", "a") if replica.local_replica else ("a", "b")
+        given = {key: (value, [np.full(2, value + (key == "b"))]) for key in keys}
+        return replica.all_reduce("SUM", given)
+
+    found = two.run(step, (PerReplica([1.0, 2.0]),))
+    assert {key: float(it[0].values[0]) for key, it in found.items()} == {"a": 3.0, "b": 3.0}
+    assert {key: it[1][0].values[1].tolist() for key, it in found.items()} == {"a": [3.0, 3.0], "b": [5.0, 5.0]}
+
+
+def test_steps_at_the_wrong_place_say_what_to_do() -> None:
+    strategy = MirroredStrategy(["/cpu:0", "/cpu:1"])
+    with strategy.scope():
+        optimizer, weight = keras.optimizers.SGD(0.1), strategy.create_variable("w", np.zeros(2))
+    with pytest.raises(errors.WrongContext, match="of a MirroredStrategy is applied outside of run"):
+        optimizer.apply_gradients([(np.ones(2), weight)])
+    strategy.close()
+
+
+def test_run_after_close_starts_the_threads_of_the_replicas_again() -> None:
+    with MirroredStrategy(["/cpu:0", "/cpu:1"]) as strategy:
+        pass
+    assert strategy.run(lambda: get_replica_context().replica_id_in_sync_group).values == (0, 1)
+    strategy.close()
 
 
 def test_all_reduce_and_merge_call_within_run(two: MirroredStrategy) -> None:

@@ -25,7 +25,7 @@ def Input(  # noqa: N802 - Keras' name
         InvalidLayer: the shape is missing, or has an unknown length.
     """
     del batch_size
-    if shape is None or any(length is None or length < 0 for length in shape):
+    if not isinstance(shape, list | tuple) or any(length is None or length < 0 for length in shape):
         raise errors.InvalidLayer(
             f"Input got the shape {shape!r}; give the lengths of a sample's axes, such as (32, 32, 3)", kind="Input"
         )

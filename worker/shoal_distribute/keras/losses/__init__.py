@@ -66,11 +66,14 @@ def get(identifier: Any) -> Loss:
     """Returns the loss of this name, of this function, or the loss itself.
 
     Args:
-        identifier: a name such as "categorical_crossentropy", a function of labels and outputs, or a `Loss`.
+        identifier: a name such as "categorical_crossentropy", a function of labels and outputs, a `Loss`, or its
+            class.
 
     Raises:
         BadRequest: there is no such loss. The message has the nearest name.
     """
+    if isinstance(identifier, type) and issubclass(identifier, Loss):
+        identifier = identifier()
     if isinstance(identifier, Loss):
         return identifier
     if isinstance(identifier, str):

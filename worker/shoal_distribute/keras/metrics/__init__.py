@@ -57,12 +57,14 @@ def get(identifier: Any, loss: Loss | None = None) -> Metric:
     """Returns the metric of this name, of this function, or the metric itself.
 
     Args:
-        identifier: a name such as "accuracy", a function of labels and outputs, or a `Metric`.
+        identifier: a name such as "accuracy", a function of labels and outputs, a `Metric`, or its class.
         loss: the model's loss, for "crossentropy".
 
     Raises:
         BadRequest: there is no such metric. The message has the nearest name.
     """
+    if isinstance(identifier, type) and issubclass(identifier, Metric):
+        identifier = identifier()
     if isinstance(identifier, Metric):
         return identifier
     if identifier in _MATCHING:
@@ -75,6 +77,17 @@ def get(identifier: Any, loss: Loss | None = None) -> Metric:
     if callable(identifier):
         return MeanMetricWrapper(identifier)
     raise errors.BadRequest(f"metric is {identifier!r}; give a name, a function, or an object of keras.metrics")
+
+
+def listed(metrics: Any) -> list[Any]:
+    """Returns the metrics that `compile` gets; none for None.
+
+    Raises:
+        BadRequest: they are no list.
+    """
+    if not isinstance(metrics, list | tuple | None):
+        raise errors.BadRequest(f"metrics is {metrics!r}; give a list, such as metrics=['accuracy']")
+    return list(metrics or ())
 
 
 __all__ = [
@@ -99,4 +112,5 @@ __all__ = [
     "Sum",
     "TopKCategoricalAccuracy",
     "get",
+    "listed",
 ]

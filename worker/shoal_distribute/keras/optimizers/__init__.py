@@ -28,6 +28,9 @@ def get(identifier: Any) -> Optimizer:
         return Optimizer(identifier)
     if isinstance(identifier, str):
         return named("optimizer", identifier.lower(), _BY_NAME)()
+    if isinstance(identifier, type):
+        name = identifier.__name__
+        raise errors.BadRequest(f"optimizer is the class {name}; give an object, such as {name}()")
     raise errors.BadRequest(f"optimizer is {identifier!r}; give a name, or an object of keras.optimizers")
 
 

@@ -96,7 +96,7 @@ class Optimizer(Advising):
                 A pair whose gradient is None is left out.
 
         Raises:
-            WrongContext: the optimizer was made in the scope of another strategy.
+            WrongContext: the optimizer was made in the scope of another strategy, or the call is outside of its `run`.
         """
         pairs = [
             (gradient.stored if isinstance(gradient, Tensor) else array_of(gradient), variable)
@@ -145,6 +145,11 @@ class Optimizer(Advising):
 
     def _current_strategy(self) -> Strategy:
         strategy = get_strategy()
+        if strategy.is_default and not self.strategy.is_default:
+            raise errors.WrongContext(
+                f"optimizer {self.name} of a {type(self.strategy).__name__} is applied outside of run; call it in the "
+                "function that strategy.run runs"
+            )
         if strategy is not self.strategy:
             raise errors.WrongContext(
                 f"optimizer {self.name} was made outside of the scope of the {type(strategy).__name__} that uses it; "

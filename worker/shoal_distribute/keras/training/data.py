@@ -116,7 +116,7 @@ def unpacked(batch: Any) -> BatchTuple:
         return batch, None, None
     if not 1 <= len(batch) <= 3:
         raise errors.InvalidData(
-            f"a batch has {len(batch)} values; give inputs, labels and weights. Several inputs are one list: ([a, b], y)"
+            f"a batch has {len(batch)} values; give inputs, labels and weights, and several inputs as ([a, b], y)"
         )
     x, y, weights = (*batch, None, None)[:3]
     return x, y, weights

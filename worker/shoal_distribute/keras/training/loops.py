@@ -47,7 +47,12 @@ def train(model: Trained, batches: BatchSource, plan: FitPlan) -> History:
 
     Returns:
         The metrics of each epoch.
+
+    Raises:
+        BadRequest: `validation_every` is less than 1.
     """
+    if plan.validation_every < 1:
+        raise errors.BadRequest(f"validation_freq is {plan.validation_every}; give 1 or more epochs")
     if batches.smallest is not None:
         model.strategy.check_batch(batches.smallest)
     history, verbose = History(), level(plan.verbose)
@@ -165,6 +170,13 @@ def split_for_validation(x: Any, y: Any, sample_weight: Any, share: float) -> tu
     return kept, tuple(held_out)
 
 
+def listed(callbacks: Any) -> list[Any]:
+    """Returns the callbacks that `fit` gets: a list, or one."""
+    if callbacks is None:
+        return []
+    return [callbacks] if isinstance(callbacks, Callback) or callable(callbacks) else list(callbacks)
+
+
 def level(verbose: Any) -> int:
     """Returns how much to show: 0, 1 or 2."""
     return 1 if verbose == "auto" else int(verbose)
@@ -262,7 +274,9 @@ def _local_results(model: Trained) -> dict[str, float]:
 
 
 def _callback(given: Any) -> Callback:
+    if isinstance(given, type):
+        raise errors.BadRequest(f"callbacks has the class {given.__name__}; give an object, such as {given.__name__}()")
     return given if isinstance(given, Callback) else EventCallback(given)
 
 
-__all__ = ["FitPlan", "evaluate", "level", "predict", "split_for_validation", "train"]
+__all__ = ["FitPlan", "evaluate", "level", "listed", "predict", "split_for_validation", "train"]

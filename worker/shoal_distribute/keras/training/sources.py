@@ -110,11 +110,15 @@ def source_of(
         divides: see `BatchSource`.
 
     Raises:
-        BadRequest: there are no inputs, or a data set comes with arguments that only arrays have.
+        BadRequest: there are no inputs, a number is less than 1, or a data set comes with arguments that only arrays
+            have.
         InvalidData: see `ArrayBatches` and `check_batch_size`.
     """
     if x is None:
         raise errors.BadRequest("there are no inputs; give x: an array, or a data set of batches")
+    for what, count in {"batch_size": batch_size, "the number of steps": steps}.items():
+        if count is not None and count < 1:
+            raise errors.BadRequest(f"{what} is {count}; give 1 or more, or None")
     if is_arrays(x):
         size = batch_size or _DEFAULT_BATCH
         if divides:

@@ -1,6 +1,6 @@
 """Training, evaluation and prediction of models: `compile`, `fit`, `evaluate`, `predict`, and their steps."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,7 +73,7 @@ class Trainer(StagedTrainer):
             run_eagerly, jit_compile: accepted for Keras' sake, and ignored: each step computes at once.
 
         Raises:
-            BadRequest: a name is unknown. The message has the nearest one.
+            BadRequest: a name is unknown, and the message has the nearest one; or `metrics` is no list.
             IncompatibleCheckpoint: the model was read from a file with the state of another kind of optimizer.
             WrongContext: the optimizer or a metric was made in the scope of another strategy than the model.
         """
@@ -87,7 +87,7 @@ class Trainer(StagedTrainer):
             self.saved_state = None
         self.optimizer, self.loss = made, None if loss is None else all_losses.get(loss)
         self._tracker = self._owned("loss", all_metrics.Mean("loss"))
-        self._compiled = [self._owned(it, all_metrics.get(it, self.loss)) for it in metrics or []]
+        self._compiled = [self._owned(it, all_metrics.get(it, self.loss)) for it in all_metrics.listed(metrics)]
 
     @property
     def metrics(self) -> "list[Metric]":
@@ -169,7 +169,7 @@ class Trainer(StagedTrainer):
         batch_size: int | None = None,
         epochs: int = 1,
         verbose: Any = "auto",
-        callbacks: Iterable[Any] | None = None,
+        callbacks: Any = None,
         validation_split: float = 0.0,
         validation_data: Any = None,
         shuffle: bool = True,
@@ -190,7 +190,7 @@ class Trainer(StagedTrainer):
             batch_size: samples of a step, over all replicas and processes; None means 32. A data set has its own.
             epochs: number of the last epoch.
             verbose: 1 or "auto": a progress bar; 2: a line for each epoch; 0: nothing.
-            callbacks: objects of `keras.callbacks` or `shoal.callbacks`.
+            callbacks: objects of `keras.callbacks` or `shoal.callbacks`: a list, or one.
             validation_split: share of the last samples of arrays that are kept for validation.
             validation_data: (x, y), (x, y, sample_weight), or a data set, to evaluate after each epoch.
             shuffle: whether arrays have another order in each epoch.
@@ -216,7 +216,7 @@ class Trainer(StagedTrainer):
             (x, y, sample_weight), validation_data = loops.split_for_validation(x, y, sample_weight, validation_split)
         batches = source_of(self.strategy, x, y, sample_weight, batch_size, shuffle=shuffle, steps=steps_per_epoch)
         self._build_before_run(batches.first_sample)
-        plan = loops.FitPlan(epochs, initial_epoch, verbose, list(callbacks or []))
+        plan = loops.FitPlan(epochs, initial_epoch, verbose, loops.listed(callbacks))
         if validation_data is not None:
             size = validation_batch_size or batch_size
             plan.validation = validation_of(self.strategy, validation_data, size, validation_steps)
@@ -231,7 +231,7 @@ class Trainer(StagedTrainer):
         verbose: Any = "auto",
         sample_weight: Any = None,
         steps: int | None = None,
-        callbacks: Iterable[Any] | None = None,
+        callbacks: Any = None,
         return_dict: bool = False,
     ) -> Any:
         """Returns the loss and the metrics over samples.
@@ -249,7 +249,7 @@ class Trainer(StagedTrainer):
         self._require_ready(training=False)
         batches = source_of(self.strategy, x, y, sample_weight, batch_size, steps=steps)
         self._build_before_run(batches.first_sample)
-        found = loops.evaluate(self, batches, verbose, list(callbacks or []))  # type: ignore[arg-type]
+        found = loops.evaluate(self, batches, verbose, loops.listed(callbacks))  # type: ignore[arg-type]
         return _listed(found, return_dict)
 
     def predict(
@@ -258,7 +258,7 @@ class Trainer(StagedTrainer):
         batch_size: int | None = None,
         verbose: Any = "auto",
         steps: int | None = None,
-        callbacks: Iterable[Any] | None = None,
+        callbacks: Any = None,
     ) -> Any:
         """Returns the outputs for all samples, on the host. In several processes, each one computes all of them.
 
@@ -268,7 +268,7 @@ class Trainer(StagedTrainer):
         """
         batches = source_of(self.strategy, x, None, None, batch_size, steps=steps, divides=False)
         self._build_before_run(batches.first_sample)
-        return loops.predict(self, batches, verbose, list(callbacks or []))  # type: ignore[arg-type]
+        return loops.predict(self, batches, verbose, loops.listed(callbacks))  # type: ignore[arg-type]
 
     def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
         """Takes a step of training with one batch, which the replicas divide.
