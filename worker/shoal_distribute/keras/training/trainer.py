@@ -70,7 +70,8 @@ class Trainer(StagedTrainer):
             optimizer: a name, or an object of `keras.optimizers` or `shoal.optim`.
             loss: a name, a function, or an object of `keras.losses`.
             metrics: names, functions, or objects of `keras.metrics`.
-            run_eagerly, jit_compile: accepted for Keras' sake, and ignored: each step computes at once.
+            run_eagerly: accepted for Keras' sake, and ignored: each step computes at once.
+            jit_compile: accepted for Keras' sake, and ignored.
 
         Raises:
             BadRequest: a name is unknown, and the message has the nearest one; or `metrics` is no list.
