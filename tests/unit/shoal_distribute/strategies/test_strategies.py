@@ -216,9 +216,14 @@ def test_steps_at_the_wrong_place_say_what_to_do() -> None:
 
 
 def test_run_after_close_starts_the_threads_of_the_replicas_again() -> None:
+    def number() -> int:
+        replica = get_replica_context()
+        assert replica
+        return replica.replica_id_in_sync_group
+
     with MirroredStrategy(["/cpu:0", "/cpu:1"]) as strategy:
         pass
-    assert strategy.run(lambda: get_replica_context().replica_id_in_sync_group).values == (0, 1)
+    assert [*strategy.run(number).values] == [0, 1]
     strategy.close()
 
 
