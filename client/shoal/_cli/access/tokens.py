@@ -85,8 +85,8 @@ def revoke(
         if roles:
             typer.echo(
                 f"warning: the certificate has the name {printable(roles)}. The cluster refuses calls with it, but TLS "
-                "clients and ranks of groups do not look at revocations: who has its key can still pose as this role until it "
-                f"expires. If the key has leaked, make a new CA; see {docs_url('how-to/security')}",
+                "clients and ranks of groups do not look at revocations: who has its key can still pose as this role "
+                f"until it expires. If the key has leaked, make a new CA; see {docs_url('how-to/security')}",
                 err=True,
             )
         revoked = [_record(each) for each in reply.tokens]
