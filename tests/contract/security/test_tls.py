@@ -392,7 +392,8 @@ class TestMetricsByCertificate:
         found = {name: status_of(role, folder, name) for name in ROLES}
         readers = ("admin", "submitter", "reader")
         expected = dict.fromkeys(ROLES, 403) | dict.fromkeys(readers, 200)
-        assert found == expected | {"coordinator": 401}  # whose certificate gives no role to a caller
+        # The certificates of these give no access role to a caller.
+        assert found == expected | {"coordinator": 401, "trainer": 401}
         assert status_of(role, folder) == 401
         assert status_of(role, folder, path="/healthz") == 200  # a probe has no certificate
 
