@@ -22,8 +22,8 @@ class ReplicaThreads:
     """
 
     def __init__(self, devices: Sequence[LogicalDevice]) -> None:
-        self._devices, self._closed = devices, False
-        self._threads = DeviceThreads(devices, "replica") if len(devices) > 1 else None
+        self._devices = devices
+        self._threads = DeviceThreads(devices, "replica") if len(devices) > 1 else None  # None after `close`, too
         if self._threads is None:
             devices[0].activate()
 
@@ -38,12 +38,12 @@ class ReplicaThreads:
         Returns:
             The results, in the order of the replicas.
         """
-        if self._threads is None:
+        if len(self._devices) == 1:
             args, kwargs = calls[0]
             with running(ReplicaContext(strategy, 0, self._devices[0], None)):
                 return [fn(*args, **kwargs)]
-        if self._closed:  # models can be evaluated after their strategy has ended
-            self._threads, self._closed = DeviceThreads(self._devices, "replica"), False
+        if self._threads is None:  # models can be evaluated after their strategy has ended
+            self._threads = DeviceThreads(self._devices, "replica")
         rendezvous = Rendezvous(len(calls))
         run = _tracing.in_current_context(_run_replica)
         functions = [
@@ -69,7 +69,7 @@ class ReplicaThreads:
         """Ends the threads. A later `run` starts others."""
         if self._threads is not None:
             self._threads.close()
-            self._closed = True
+            self._threads = None
 
 
 def _run_replica(replica: ReplicaContext, rendezvous: Rendezvous, fn: Callable[..., Any], call: ReplicaCall) -> Any:
