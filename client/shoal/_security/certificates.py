@@ -8,7 +8,6 @@ certificates as well. Those of a coordinator and of a server also have the DNS n
 
 import datetime
 import ipaddress
-import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shoal import errors
 from shoal._security.certificate_identity import ROLE_URI
-from shoal._security.principal import LOCAL_HOLDER, AccessRole
+from shoal._security.principal import LOCAL_HOLDER, AccessRole, can_hold
 from shoal._security.role_names import NAMED_ROLES, ROLE_DOMAIN, is_role_name, role_name
 from shoal._system import private_files
 
@@ -36,8 +35,6 @@ UP = "up"
 _CLOCK_SLACK = datetime.timedelta(hours=1)
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _CA = "ca"
-# The name of a holder is also the name of its files, so it must not end like that of a key.
-_HOLDER = re.compile(rf"(?!(?:{_CA}|{LOCAL_HOLDER})$)(?!.*-key$)[a-z0-9][a-z0-9-]{{0,62}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,8 @@ def issue_certificate(
     if role not in (*ROLES, UP):
         raise errors.BadRequest(f"{role!r} is not a role; use one of: {', '.join((*ROLES, UP))}", role=role)
     serves = role in (*SERVING_ROLES, UP)
-    if not _HOLDER.fullmatch(name):
+    # The name of the holder is also the name of its files, so it must not end like that of a key.
+    if not can_hold(name) or name == _CA or name.startswith("-") or name.endswith("-key"):
         raise errors.BadRequest(
             f"{name!r:.80} cannot be the name of a certificate's holder: give 1 to 63 characters of a-z, 0-9 and -, "
             f"but not {_CA}, not {LOCAL_HOLDER} (the processes of the coordinator's user), and not a name that ends "
