@@ -18,6 +18,7 @@ if "GRPC_VERBOSITY" not in os.environ:
 from shoal._rpc.backoff import Backoff
 from shoal._rpc.call_limits import CallLimits
 from shoal._rpc.callers import caller, set_caller
+from shoal._rpc.calls import host_in
 from shoal._rpc.channels import (
     as_shoal_errors,
     channel,
@@ -73,6 +74,7 @@ __all__ = [
     "error_metadata",
     "error_of",
     "fetch_ticket",
+    "host_in",
     "is_everywhere",
     "listen",
     "parse_address",

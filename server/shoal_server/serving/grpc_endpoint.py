@@ -205,8 +205,7 @@ class PullCall:
         senders: Executor,
         span: _tracing.Span = _tracing.NOTHING,
     ) -> None:
-        host = context.peer().removeprefix("ipv4:").rpartition(":")[0]  # as on a lane
-        reader = ValueReader(host, context.cancel)
+        reader = ValueReader(_rpc.host_in(context.peer()), context.cancel)
         self._pull, self._span = service.pull(request, self._wake, span, reader), span
         self._headers_only, self._context, self._send, self._senders = request.headers_only, context, send, senders
         self._on_sent, self._on_end = service.sent("grpc"), service.metrics.pulled
