@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal import _tracing, errors
+from shoal._memory.gc_control import delayed_gc
 from shoal._rpc import CoordinatorClient, HeartbeatPace
 from shoal._security import Credentials
 from shoal._training.failures import end_of
@@ -109,11 +110,9 @@ class Participant:
         """
         values = {name: it.values if isinstance(it, Variable) else it for name, it in variables.items()}
         given = {name: array for name, array in values.items() if array is not None}
-        request = job_pb2.DescribeRequest(
-            **self._identity,
-            variables=[_variable(value).to_proto(name) for name, value in variables.items()],
-            samples=samples,
-        )
+        with delayed_gc():
+            described = [_variable(value).to_proto(name) for name, value in variables.items()]
+        request = job_pb2.DescribeRequest(**self._identity, variables=described, samples=samples)
         self._coordinator.call(self._jobs.Describe, request)
         self._given = given
 

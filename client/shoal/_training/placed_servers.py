@@ -6,6 +6,7 @@ from functools import partial
 from typing import TypeVar
 
 from shoal import _rpc, _tracing, errors
+from shoal._memory.gc_control import delayed_gc
 from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._training.call_threads import CallThreads
 from shoal._transport import ServerConnection
@@ -183,7 +184,8 @@ class PlacedServers:
         for connection in self.connections:
             connection.close()
         self.placement = placement
-        self.packer = Packer(placement)
+        with delayed_gc():
+            self.packer = Packer(placement)
         self.connections = [
             ServerConnection(address, layout, self._setting, self._credentials)
             for address, layout in self.packer.servers.items()

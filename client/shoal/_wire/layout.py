@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal import errors
+from shoal._memory.gc_control import delayed_gc
 from shoal._numerics import (
     SUPPORTED_DTYPES,
     Aggregation,
@@ -218,10 +219,11 @@ class Placement:
             InvalidVariable: a variable is not valid.
             BadRequest: a layout does not fit the variables, or a row lies nowhere or in two places.
         """
-        variables = from_protos(message.variables)
-        shards = tuple(ShardPlacement.from_proto(shard, variables) for shard in message.shards)
-        _check_coverage(variables, [shard.layout for shard in shards])
-        return cls(message.job, message.generation, variables, shards)
+        with delayed_gc():
+            variables = from_protos(message.variables)
+            shards = tuple(ShardPlacement.from_proto(shard, variables) for shard in message.shards)
+            _check_coverage(variables, [shard.layout for shard in shards])
+            return cls(message.job, message.generation, variables, shards)
 
 
 def _wire(message: tensor_pb2.ArenaLayout, dtype: np.dtype, aggregation: Aggregation) -> np.dtype:

@@ -47,3 +47,23 @@ def test_a_start_that_fails_leaves_the_collector_on() -> None:
     with pytest.raises(OSError, match="in use"), gc_control.frozen_from_gc():
         raise OSError("in use")
     assert gc.isenabled()
+
+
+def test_garbage_collection_is_delayed_until_the_last_of_blocks_that_overlap() -> None:
+    first, second = gc_control.delayed_gc(), gc_control.delayed_gc()
+    with first:
+        second.__enter__()
+        assert not gc.isenabled()
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
+def test_a_collector_that_a_user_turned_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with gc_control.delayed_gc():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
