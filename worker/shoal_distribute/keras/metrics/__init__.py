@@ -79,14 +79,18 @@ def get(identifier: Any, loss: Loss | None = None) -> Metric:
     raise errors.BadRequest(f"metric is {identifier!r}; give a name, a function, or an object of keras.metrics")
 
 
-def listed(metrics: Any) -> list[Any]:
+def listed(metrics: Any, argument: str = "metrics") -> list[Any]:
     """Returns the metrics that `compile` gets; none for None.
+
+    Args:
+        metrics: the metrics.
+        argument: name of the argument of `compile`.
 
     Raises:
         BadRequest: they are no list.
     """
     if not isinstance(metrics, list | tuple | None):
-        raise errors.BadRequest(f"metrics is {metrics!r}; give a list, such as metrics=['accuracy']")
+        raise errors.BadRequest(f"{argument} is {metrics!r}; give a list, such as {argument}=['accuracy']")
     return list(metrics or ())
 
 

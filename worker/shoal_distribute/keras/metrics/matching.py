@@ -30,7 +30,7 @@ class MatchingMetric(Mean):
 
     def __init__(self, kind: str, loss: Loss | None = None) -> None:
         super().__init__(kind)
-        self._loss = loss
+        self._kind, self._loss = kind, loss
         self._choice = threading.Lock()  # guards _metric: the replicas bring their first batches at the same time
         self._metric: Metric | None = None
 
@@ -73,7 +73,7 @@ class MatchingMetric(Mean):
             "accuracy": (BinaryAccuracy, SparseCategoricalAccuracy, CategoricalAccuracy),
             "crossentropy": (BinaryCrossentropy, SparseCategoricalCrossentropy, CategoricalCrossentropy),
         }
-        kind = {"acc": "accuracy", "ce": "crossentropy"}.get(self.name, self.name)
+        kind = {"acc": "accuracy", "ce": "crossentropy"}.get(self._kind, self._kind)
         options = {"from_logits": True} if kind == "crossentropy" and self._from_logits else {}
         made = kinds[kind][0 if binary else 1 if sparse else 2](**options)
         made.strategy = self.strategy

@@ -1,6 +1,6 @@
 """Batches of `fit`, `evaluate` and `predict`, and their division between replicas."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,13 +77,19 @@ class BatchesOf:
     Args:
         dataset: the data set.
         steps: number of batches; None means all.
+        changed: what each batch becomes; None means that it stays.
 
     Attributes:
         divided: whether the batches are divided between the replicas already.
     """
 
-    def __init__(self, dataset: Iterable[Any], steps: int | None = None) -> None:
-        self._dataset, self._steps = dataset, steps
+    def __init__(
+        self,
+        dataset: Iterable[Any],
+        steps: int | None = None,
+        changed: Callable[[BatchTuple], BatchTuple] | None = None,
+    ) -> None:
+        self._dataset, self._steps, self._changed = dataset, steps, changed
         self.divided = isinstance(dataset, DistributedDataset)
         self._running: Iterator[Any] | None = None
 
@@ -92,7 +98,7 @@ class BatchesOf:
 
     def __iter__(self) -> Iterator[BatchTuple]:
         if self._steps is None:
-            yield from map(unpacked, self._dataset)
+            yield from map(self._batch_of, self._dataset)
             return
         # An epoch of a given number of steps continues where the last one ended.
         self._running = self._running or iter(self._dataset)
@@ -103,7 +109,11 @@ class BatchesOf:
                 batch = next(self._running, None)
             if batch is None:
                 raise errors.InvalidData("the data set has no batch; give one with samples")
-            yield unpacked(batch)
+            yield self._batch_of(batch)
+
+    def _batch_of(self, given: Any) -> BatchTuple:
+        batch = unpacked(given)
+        return batch if self._changed is None else self._changed(batch)
 
 
 def unpacked(batch: Any) -> BatchTuple:

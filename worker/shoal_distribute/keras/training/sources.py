@@ -1,12 +1,14 @@
 """Sources of batches: what `fit`, `evaluate` and `predict` make of arrays and data sets."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from shoal import errors
 from shoal_distribute.input import DistributedDataset
 from shoal_distribute.keras import config
+from shoal_distribute.keras.training.class_weights import weighted_by_class
 from shoal_distribute.keras.training.data import (
     ArrayBatches,
     BatchesOf,
@@ -96,6 +98,7 @@ def source_of(
     shuffle: bool = False,
     steps: int | None = None,
     divides: bool = True,
+    class_weight: Mapping[int, float] | None = None,
 ) -> BatchSource:
     """Returns the batches of arrays or of a data set.
 
@@ -108,6 +111,7 @@ def source_of(
         shuffle: whether arrays have another order in each epoch.
         steps: number of batches; None means all.
         divides: see `BatchSource`.
+        class_weight: see `weighted_by_class`.
 
     Raises:
         BadRequest: there are no inputs, a number is less than 1, or a data set comes with arguments that only arrays
@@ -119,12 +123,13 @@ def source_of(
     for what, count in {"batch_size": batch_size, "the number of steps": steps}.items():
         if count is not None and count < 1:
             raise errors.BadRequest(f"{what} is {count}; give 1 or more, or None")
+    weighted = partial(weighted_by_class, class_weight=class_weight)
     if is_arrays(x):
         size = batch_size or _DEFAULT_BATCH
         if divides:
             check_batch_size(size, strategy)
         seed = config.shuffle_seed(together=strategy.may_grow or strategy.reads_in_order) if shuffle else 0
-        arrays = ArrayBatches(x, y, sample_weight, size, shuffle=shuffle, seed=seed)
+        arrays = ArrayBatches(*weighted((x, y, sample_weight)), size, shuffle=shuffle, seed=seed)
         return BatchSource(arrays if steps is None else BatchesOf(arrays, steps), strategy, divides=divides)
     given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
     if extra := [name for name, value in given.items() if value is not None]:
@@ -133,14 +138,13 @@ def source_of(
             f"x is a {type(x).__name__}: make an array of it if it is not a data set, such as np.asarray(x)"
         )
     if not isinstance(x, Iterable):
-        raise errors.BadRequest(
-            f"x is a {type(x).__name__}; give an array, a list of arrays, or an iterable of batches"
-        )
+        kind = type(x).__name__
+        raise errors.BadRequest(f"x is a {kind}; give an array, a list of arrays, or an iterable of batches")
     if isinstance(x, DistributedDataset) or not divides:
-        return BatchSource(BatchesOf(x, steps), strategy, divides=divides)
+        return BatchSource(BatchesOf(x, steps, weighted), strategy, divides=divides)
 
     def distributed() -> BatchesOf:
-        return BatchesOf(strategy.experimental_distribute_dataset(x), steps)
+        return BatchesOf(strategy.experimental_distribute_dataset(x), steps, weighted)
 
     # With a number of steps, an epoch begins in the middle of the data: only the process itself knows where.
     return BatchSource(distributed(), strategy, renewed=distributed if steps is None else None)

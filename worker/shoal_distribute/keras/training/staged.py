@@ -1,25 +1,18 @@
 """Steps of models that a strategy computes in stages."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal import errors
 from shoal_distribute.keras.tensor import Tensor
-from shoal_distribute.strategies import Strategy
-
-if TYPE_CHECKING:
-    from shoal_distribute.keras.losses import Loss
-    from shoal_distribute.keras.optimizers import Optimizer
+from shoal_distribute.keras.training.compiled import CompiledTrainer
 
 
-class StagedTrainer:
+class StagedTrainer(CompiledTrainer):
     """Base class of `Trainer`: what it does if its strategy computes models in stages."""
 
-    strategy: Strategy
     losses: list[Tensor]
     added_losses: list[Tensor]
-    optimizer: "Optimizer | None"
-    loss: "Loss | None"
 
     def _trained_in_stages(self, x: Any, y: Any, weights: Any) -> bool:
         """Takes a step of training, if the model is in stages. Returns whether it is.
@@ -56,17 +49,12 @@ class StagedTrainer:
     def _micro_batch_loss(self, outputs: Any, y: Any, weights: Any, again: bool) -> tuple[Tensor, float]:
         """Returns the sum of the losses of a micro-batch, and what divides it. The first time, it counts in metrics."""
         if again:
-            assert self.loss is not None
-            return self.loss.parts(y, outputs, weights)
+            return self._summed_loss(y, outputs, weights)
         self._update_metrics(y, outputs, weights)
         return self._loss_parts(y, outputs, weights, None)
 
     @abstractmethod
     def _loss_parts(self, y: Any, outputs: Any, weights: Any, penalty: Tensor | None) -> tuple[Tensor, float]:
-        """See `Trainer`."""
-
-    @abstractmethod
-    def _update_metrics(self, y: Any, outputs: Any, weights: Any) -> None:
         """See `Trainer`."""
 
     @abstractmethod

@@ -1,32 +1,25 @@
-"""Training, evaluation and prediction of models: `compile`, `fit`, `evaluate`, `predict`, and their steps."""
+"""Training, evaluation and prediction of models: `fit`, `evaluate`, `predict`, and their steps."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from shoal import errors
 from shoal_distribute.collectives import ReduceOp
-from shoal_distribute.keras import losses as all_losses
-from shoal_distribute.keras import metrics as all_metrics
-from shoal_distribute.keras import optimizers as all_optimizers
 from shoal_distribute.keras.tape import GradientTape
 from shoal_distribute.keras.tensor import Tensor
 from shoal_distribute.keras.training import loops
 from shoal_distribute.keras.training.callback import History
+from shoal_distribute.keras.training.class_weights import weighted_by_class
 from shoal_distribute.keras.training.data import BatchTuple, arrays_of, divided, samples_of, unpacked
 from shoal_distribute.keras.training.penalties import added_up, gradients_without_samples, share_of
 from shoal_distribute.keras.training.sources import source_of, validation_of
 from shoal_distribute.keras.training.staged import StagedTrainer
 from shoal_distribute.replica_context import current_replica
-from shoal_distribute.strategies import Strategy, get_strategy, has_strategy
+from shoal_distribute.strategies import get_strategy, has_strategy
 from shoal_distribute.values import DistributedVariable, PerReplica
 from shoal_worker.arrays import namespace_of
-
-if TYPE_CHECKING:
-    from shoal_distribute.keras.losses import Loss
-    from shoal_distribute.keras.metrics import Metric
-    from shoal_distribute.keras.optimizers import Optimizer
 
 _SMALLEST = 1e-30  # divides nothing by 0: the sum of the weights of a batch may be 0
 
@@ -35,87 +28,16 @@ class Trainer(StagedTrainer):
     """Base class of models: what trains and evaluates them.
 
     Attributes:
-        optimizer: the optimizer; None before `compile`.
-        loss: the loss; None without one.
         stop_training: whether `fit` ends after this epoch. Callbacks set it.
         first_epoch: the epoch that `fit` begins with, from 0. Callbacks that restore a model set it.
-        saved_state: state of the optimizer in the file that the model was read from.
     """
 
-    name: str
-    strategy: Strategy
     built: bool
     is_complete: bool
     trainable_variables: list[DistributedVariable]
     losses: list[Tensor]
-    optimizer: "Optimizer | None" = None
-    loss: "Loss | None" = None
     stop_training = False
     first_epoch = 0
-    saved_state: dict[str, np.ndarray] | None = None
-    _compiled: "list[Metric] | None" = None
-
-    def compile(
-        self,
-        optimizer: Any = "rmsprop",
-        loss: Any = None,
-        *,
-        metrics: Sequence[Any] | None = None,
-        run_eagerly: bool | None = None,
-        jit_compile: Any = None,
-    ) -> None:
-        """Sets what `fit` and `evaluate` use.
-
-        Args:
-            optimizer: a name, or an object of `keras.optimizers` or `shoal.optim`.
-            loss: a name, a function, or an object of `keras.losses`.
-            metrics: names, functions, or objects of `keras.metrics`.
-            run_eagerly: accepted for Keras' sake, and ignored: each step computes at once.
-            jit_compile: accepted for Keras' sake, and ignored.
-
-        Raises:
-            BadRequest: a name is unknown, and the message has the nearest one; or `metrics` is no list.
-            IncompatibleCheckpoint: the model was read from a file with the state of another kind of optimizer.
-            WrongContext: the optimizer or a metric was made in the scope of another strategy than the model.
-        """
-        del run_eagerly, jit_compile
-        made = all_optimizers.get(optimizer)
-        if made is not optimizer:
-            made.use(self.strategy)
-        self._check_scope("optimizer", made.name, made.strategy)
-        if self.saved_state:
-            made.restore(self.saved_state)
-            self.saved_state = None
-        self.optimizer, self.loss = made, None if loss is None else all_losses.get(loss)
-        self._tracker = self._owned("loss", all_metrics.Mean("loss"))
-        self._compiled = [self._owned(it, all_metrics.get(it, self.loss)) for it in all_metrics.listed(metrics)]
-
-    @property
-    def metrics(self) -> "list[Metric]":
-        """The mean of the loss, and the metrics that `compile` got.
-
-        Raises:
-            BadRequest: the model is not compiled.
-        """
-        if self._compiled is None:
-            raise errors.BadRequest(
-                f"model {self.name} is not compiled; call compile(optimizer, loss) before fit or evaluate"
-            )
-        return [self._tracker, *self._compiled] if self.loss else list(self._compiled)
-
-    @property
-    def metrics_names(self) -> list[str]:
-        """The names of the metrics."""
-        return [metric.name for metric in self.metrics]
-
-    def reset_metrics(self) -> None:
-        """Makes all metrics forget their samples."""
-        for metric in self.metrics:
-            metric.reset_state()
-
-    def get_metrics_result(self) -> dict[str, float]:
-        """Returns the metrics of all replicas and processes, by name."""
-        return {metric.name: float(metric.result()) for metric in self.metrics}
 
     def train_step(self, data: Any) -> None:
         """Takes a step of training with a replica's part of a batch. `fit` passes it to `Strategy.run`.
@@ -174,6 +96,7 @@ class Trainer(StagedTrainer):
         validation_split: float = 0.0,
         validation_data: Any = None,
         shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
         sample_weight: Any = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
@@ -192,30 +115,29 @@ class Trainer(StagedTrainer):
             epochs: number of the last epoch.
             verbose: 1 or "auto": a progress bar; 2: a line for each epoch; 0: nothing.
             callbacks: objects of `keras.callbacks` or `shoal.callbacks`: a list, or one.
-            validation_split: share of the last samples of arrays that are kept for validation.
+            validation_split: share of the last samples of arrays that are for validation, without `validation_data`.
             validation_data: (x, y), (x, y, sample_weight), or a data set, to evaluate after each epoch.
             shuffle: whether arrays have another order in each epoch.
-            sample_weight: weights of the samples.
+            class_weight, sample_weight: weights by the number of the class (1 for others), or of each sample.
             initial_epoch: epochs that were done before.
             steps_per_epoch: steps of an epoch; None means all batches.
-            validation_steps: batches of a validation; None means all.
-            validation_batch_size: as `batch_size`; None means the same.
+            validation_steps, validation_batch_size: as `steps_per_epoch` and `batch_size`, for validations.
             validation_freq: epochs from one validation to the next.
 
         Returns:
             The metrics of each epoch.
 
         Raises:
-            BadRequest: the model is not compiled, or has no loss.
+            BadRequest: the model is not compiled, or has no loss, or `class_weight` comes with weights of samples.
             InvalidData: a batch has fewer samples than there are replicas, or the arrays do not match.
-            WrongContext: the model was made outside of the scope that is in use, or a `ClusterCoordinator` gives the
-                steps to the workers.
+            WrongContext: the model is of another scope, or a `ClusterCoordinator` gives the steps to the workers.
         """
         self._require_ready(training=True)
         self.strategy.check_fit()
-        if validation_split:
+        if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = loops.split_for_validation(x, y, sample_weight, validation_split)
-        batches = source_of(self.strategy, x, y, sample_weight, batch_size, shuffle=shuffle, steps=steps_per_epoch)
+        options: Any = {"shuffle": shuffle, "steps": steps_per_epoch, "class_weight": class_weight}
+        batches = source_of(self.strategy, x, y, sample_weight, batch_size, **options)
         self._build_before_run(batches.first_sample)
         plan = loops.FitPlan(epochs, initial_epoch, verbose, loops.listed(callbacks))
         if validation_data is not None:
@@ -271,20 +193,28 @@ class Trainer(StagedTrainer):
         self._build_before_run(batches.first_sample)
         return loops.predict(self, batches, verbose, loops.listed(callbacks))  # type: ignore[arg-type]
 
-    def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
         """Takes a step of training with one batch, which the replicas divide.
 
         Args:
             x: inputs.
             y: labels.
             sample_weight: weights of the samples.
+            class_weight: see `fit`.
             return_dict: whether to return a dict by name instead of a list.
 
         Returns:
             The loss and the metrics since `reset_metrics`.
         """
         self._require_ready(training=True)
-        self._run_on_batch(self.train_step, (x, y, sample_weight))
+        self._run_on_batch(self.train_step, weighted_by_class((x, y, sample_weight), class_weight))
         return _listed(self.get_metrics_result(), return_dict)
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
@@ -317,10 +247,9 @@ class Trainer(StagedTrainer):
             weights: weights of the samples; None means 1.
             penalty: what regularizers add to the mean; None means nothing.
         """
-        assert self.loss is not None
         if y is None:
             raise errors.InvalidData(f"model {self.name} has a loss, but the data has no labels; give y")
-        total, divisor = self.loss.parts(y, outputs, weights)
+        total, divisor = self._summed_loss(y, outputs, weights)
         shown = (total if penalty is None else total + penalty * divisor).array.astype("float64")
         self._tracker.add(shown, namespace_of(shown).asarray(divisor, "float64"))
         return total, divisor
@@ -338,10 +267,6 @@ class Trainer(StagedTrainer):
             total, joined = replica.all_reduce(ReduceOp.SUM, np.array([divisor, 1.0]))
             divisor = float(total) * replica.num_replicas_in_sync / float(joined)
         return max(divisor, _SMALLEST)
-
-    def _update_metrics(self, y: Any, outputs: Any, weights: Any) -> None:
-        for metric in self._compiled or []:
-            metric.update_state(y, outputs, weights)
 
     def _report(self, before: Sequence[Any], samples: int) -> None:
         """Tells the strategy the metrics of this replica's samples in this step, if its job shows them.
@@ -371,21 +296,6 @@ class Trainer(StagedTrainer):
             current = type(get_strategy()).__name__
             raise errors.WrongContext(
                 f"model {self.name} was made outside of the scope of the {current} that is in use; make it within "
-                "`with strategy.scope():`"
-            )
-
-    def _owned(self, given: Any, metric: "Metric") -> "Metric":
-        """Returns a metric whose sums are those of the model's replicas."""
-        if metric is not given:
-            metric.strategy = self.strategy
-        self._check_scope("metric", metric.name, metric.strategy)
-        return metric
-
-    def _check_scope(self, kind: str, name: str, strategy: Strategy) -> None:
-        if strategy is not self.strategy:
-            theirs, own = type(strategy).__name__, type(self.strategy).__name__
-            raise errors.WrongContext(
-                f"{kind} {name} belongs to a {theirs}, but model {self.name} to a {own}; make both within one "
                 "`with strategy.scope():`"
             )
 
