@@ -1,4 +1,4 @@
-"""Generator of keras.json: values of Keras' layers, losses, metrics, optimizers and the like, and its defaults.
+"""Generator of keras.json: values of Keras' layers, losses, metrics, optimizers and the like, and its arguments.
 
     pip install keras==3.15.1 jax==0.10.2 numpy && PYTHONPATH=tests python tests/golden/make_keras.py
 
@@ -8,6 +8,7 @@ return float32.
 
 import inspect
 import json
+import operator
 import os
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def main() -> None:
             name: build(keras)(jnp.array(cases.drawn(name, shape)))
             for name, (build, shape) in cases.CONSTRAINTS.items()
         },
-        "defaults": defaults(),
+        "signatures": signatures(),
     }
     rows = ",\n".join(
         f'"{part}": {{\n' + ",\n".join(f'"{name}": {json.dumps(rounded(it))}' for name, it in found.items()) + "\n}"
@@ -125,16 +126,24 @@ def optimizer(name: str) -> list[Any]:
     return found
 
 
-def defaults() -> dict[str, Any]:
-    """Returns the defaults of all classes, by "module.class"."""
+def signatures() -> dict[str, Any]:
+    """Returns the arguments of all classes and of some methods, by "module.class" and "class.method"."""
     found = {}
-    for module in cases.DEFAULTS:
-        for name, it in vars(getattr(keras, module)).items():
+    for module in cases.SIGNATURES:
+        for name, it in vars(operator.attrgetter(module)(keras)).items():
             if inspect.isclass(it):
-                parameters = inspect.signature(it.__init__).parameters.values()
-                given = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
-                found[f"{module}.{name}"] = {key: value for key, value in given.items() if plain(value)}
+                found[f"{module}.{name}"] = arguments(it.__init__)
+    for owner, names in cases.METHODS.items():
+        for name in names:
+            found[f"{owner}.{name}"] = arguments(getattr(getattr(keras, owner), name))
     return found
+
+
+def arguments(function: Any) -> list[list[Any]]:
+    """Returns the names of the arguments, each with its default if it has one that JSON can hold."""
+    parameters = [it for it in inspect.signature(function).parameters.values() if it.name != "self"]
+    named = [it for it in parameters if it.kind in {it.POSITIONAL_OR_KEYWORD, it.KEYWORD_ONLY}]
+    return [[it.name, it.default] if plain(it.default) else [it.name] for it in named]
 
 
 def plain(value: Any) -> bool:

@@ -6,7 +6,7 @@ their own. Tests compare both.
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal import errors, optim
@@ -17,10 +17,49 @@ from shoal_worker.arrays import namespace_of
 
 _TINY = 1e-6  # as in PyTorch: a norm of 0 divides nothing
 
+_CLIPPING = "_shoal_distribute_clipping"  # the attribute of an optimizer that has its `GradientClipping`
+
 # Arrays of one variable by slot name.
 State = MutableMapping[str, Array]
 # An update of one variable in place: value, gradient, slots, rate, version, settings.
 _Update = Callable[[Any, Array, Array, State, float, int, float], None]
+
+
+@dataclass(frozen=True)
+class GradientClipping:
+    """Limits of the gradient of each variable, as Keras' optimizers have them. `clip_norm` of `shoal.optim` is another.
+
+    Attributes:
+        norm: largest norm of a gradient; 0 means no limit.
+        value: largest absolute value of an element; 0 means no limit.
+    """
+
+    norm: float = 0.0
+    value: float = 0.0
+
+    def set_for(self, optimizer: optim.Optimizer) -> None:
+        """Makes the updates of an optimizer, and of its copies, apply the limits. Messages to servers lack them."""
+        object.__setattr__(optimizer, _CLIPPING, self)  # specifications are frozen
+
+    @staticmethod
+    def of(optimizer: optim.Optimizer) -> "GradientClipping | None":
+        """Returns the limits of an optimizer; None if it has none."""
+        found: GradientClipping | None = getattr(optimizer, _CLIPPING, None)
+        return found
+
+    def applied(self, gradient: Array, norm: float) -> Array:
+        """Returns a gradient, or a part of it, within the limits.
+
+        Args:
+            gradient: the gradient.
+            norm: the norm of the whole gradient.
+        """
+        number = gradient.dtype.type
+        if self.norm and norm > self.norm:
+            gradient = gradient * number(self.norm / norm)
+        if self.value:
+            gradient = namespace_of(gradient).clip(gradient, number(-self.value), number(self.value))
+        return gradient
 
 
 class LocalOptimizer:
@@ -59,7 +98,8 @@ class LocalOptimizer:
         entries = self._entries(gradients)
         factor = self._clip_factor(self._square_of(entries) if square is None else square)
         rate = (self.learning_rate or self._schedule).rate(self.version)
-        change = _UPDATES[type(self.optimizer)]
+        change, limits = _UPDATES[type(self.optimizer)], GradientClipping.of(self.optimizer)
+        entries = entries if limits is None else [_limited(it, limits) for it in entries]
 
         def changed(it: _Entry) -> None:
             clipped = it.gradient if factor is None else it.gradient * it.value.dtype.type(factor)
@@ -181,6 +221,15 @@ class _Entry:
         """Returns the part of one device."""
         slots = {slot: array.parts[number] for slot, array in self.slots.items()}
         return _Entry(self.value.parts[number], self.gradient.parts[number], slots, self.settings)
+
+
+def _limited(entry: _Entry, limits: GradientClipping) -> _Entry:
+    """Returns a variable with its gradient within the limits. The norm is that of all parts."""
+    norm = math.sqrt(math.fsum(_on_devices(lambda it: _square(it.gradient), [entry]))) if limits.norm else 0.0
+    gradient = entry.gradient
+    if isinstance(gradient, SplitArray):
+        return replace(entry, gradient=gradient.mapped(lambda part: limits.applied(part, norm)))
+    return replace(entry, gradient=limits.applied(gradient, norm))
 
 
 def _on_devices(function: Callable[[_Entry], Any], entries: Sequence[_Entry]) -> list[Any]:
@@ -338,4 +387,4 @@ _UPDATES: dict[type[optim.Optimizer], _Update] = {
     optim.FTRL: _ftrl,
 }
 
-__all__ = ["LocalOptimizer", "slots_of"]
+__all__ = ["GradientClipping", "LocalOptimizer", "slots_of"]

@@ -77,6 +77,9 @@ LAYERS = {
     "normalization": LayerCase(
         lambda k: k.layers.Normalization(mean=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], variance=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     ),
+    "normalization, inverse": LayerCase(
+        lambda k: k.layers.Normalization(mean=[0.1] * 6, variance=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], invert=True)
+    ),
     "resizing": LayerCase(lambda k: k.layers.Resizing(7, 3), (IMAGES,)),
     "resizing, nearest": LayerCase(lambda k: k.layers.Resizing(3, 9, interpolation="nearest"), (IMAGES,)),
     "rotation": LayerCase(lambda k: k.layers.RandomRotation((0.1, 0.1)), (IMAGES,)),
@@ -139,6 +142,10 @@ LOSSES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "divergence": (lambda k: k.losses.KLDivergence(), "shares"),
     "binary": (lambda k: k.losses.BinaryCrossentropy(), "binary"),
     "binary, logits": (lambda k: k.losses.BinaryCrossentropy(from_logits=True, label_smoothing=0.1), "binary"),
+    "binary, columns": (lambda k: k.losses.BinaryCrossentropy(axis=0, reduction=None), "columns"),
+    "categorical, columns": (lambda k: k.losses.CategoricalCrossentropy(axis=0, reduction=None), "columns"),
+    "sparse, columns": (lambda k: k.losses.SparseCategoricalCrossentropy(True, reduction=None, axis=1), "planes"),
+    "squares in float32": (lambda k: k.losses.MeanSquaredError(dtype="float32"), "numbers"),
     "categorical": (lambda k: k.losses.CategoricalCrossentropy(label_smoothing=0.1), "shares"),
     "categorical, logits": (lambda k: k.losses.CategoricalCrossentropy(from_logits=True), "shares"),
     "sparse": (lambda k: k.losses.SparseCategoricalCrossentropy(), "classes"),
@@ -160,6 +167,18 @@ METRICS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "binary entropy": (lambda k: k.metrics.BinaryCrossentropy(), "binary"),
     "entropy": (lambda k: k.metrics.CategoricalCrossentropy(from_logits=True), "shares"),
     "sparse entropy": (lambda k: k.metrics.SparseCategoricalCrossentropy(), "classes"),
+    "entropy, columns": (lambda k: k.metrics.CategoricalCrossentropy(axis=0), "columns"),
+    "sparse entropy without a class": (lambda k: k.metrics.SparseCategoricalCrossentropy(ignore_class=1), "classes"),
+    "precision of the largest": (lambda k: k.metrics.Precision(top_k=2), "binary"),
+    "precision of a class": (lambda k: k.metrics.Precision(0.4, class_id=1), "binary"),
+    "recall of a class among the largest": (lambda k: k.metrics.Recall(top_k=3, class_id=2), "binary"),
+    "area of precision": (lambda k: k.metrics.AUC(50, "PR"), "binary"),
+    "area of precision, low": (lambda k: k.metrics.AUC(curve="PR", summation_method="minoring"), "binary"),
+    "area of gains, high": (lambda k: k.metrics.AUC(20, "PRGAIN", "majoring"), "binary"),
+    "area at thresholds": (lambda k: k.metrics.AUC(thresholds=[0.7, 0.2, 0.3]), "binary"),
+    "areas of labels": (lambda k: k.metrics.AUC(multi_label=True, label_weights=[1.0, 2.0, 3.0, 4.0]), "binary"),
+    "areas of labels, precision": (lambda k: k.metrics.AUC(curve="PR", multi_label=True, num_labels=4), "binary"),
+    "area of logits": (lambda k: k.metrics.AUC(30, from_logits=True), "binary"),
     "precision": (lambda k: k.metrics.Precision(), "binary"),
     "recall": (lambda k: k.metrics.Recall(thresholds=0.3), "binary"),
     "area": (lambda k: k.metrics.AUC(), "binary"),
@@ -173,10 +192,16 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "Adam, clipped": lambda k: k.optimizers.Adam(0.01, 0.8, 0.9, 1e-3, global_clipnorm=0.01),
     "Adam with decay": lambda k: k.optimizers.Adam(0.01, weight_decay=0.1),
     "AdamW": lambda k: k.optimizers.AdamW(),
+    "Adam, each clipped": lambda k: k.optimizers.Adam(0.01, epsilon=1e-3, clipnorm=0.02),
+    "SGD, elements clipped": lambda k: k.optimizers.SGD(0.05, clipvalue=0.03),
     "RMSprop": lambda k: k.optimizers.RMSprop(),
     "RMSprop, centered": lambda k: k.optimizers.RMSprop(0.01, momentum=0.5, centered=True, epsilon=1e-3),
     "Adagrad": lambda k: k.optimizers.Adagrad(0.1),
     "Ftrl": lambda k: k.optimizers.Ftrl(0.1, l1_regularization_strength=0.01),
+    "Ftrl with decay": lambda k: k.optimizers.Ftrl(0.1, weight_decay=0.2, clipnorm=0.05),
+    "warm-up": lambda k: k.optimizers.SGD(
+        k.optimizers.schedules.CosineDecay(0.1, 2, warmup_target=0.3, warmup_steps=2)
+    ),
     "schedule": lambda k: k.optimizers.SGD(k.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
 }
 SCHEDULES: dict[str, Callable[[Any], Any]] = {
@@ -184,6 +209,11 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
     "staircase": lambda k: k.optimizers.schedules.ExponentialDecay(0.1, 4, 0.5, staircase=True),
     "piecewise": lambda k: k.optimizers.schedules.PiecewiseConstantDecay([2, 5], [0.1, 0.05, 0.01]),
     "cosine": lambda k: k.optimizers.schedules.CosineDecay(0.1, 8, alpha=0.1),
+    "cosine after a warm-up": lambda k: k.optimizers.schedules.CosineDecay(
+        0.1, 6, alpha=0.1, warmup_target=0.5, warmup_steps=3
+    ),
+    "square": lambda k: k.optimizers.schedules.PolynomialDecay(0.1, 8, 0.01, 2.0),
+    "cycle": lambda k: k.optimizers.schedules.PolynomialDecay(0.1, 4, cycle=True),
     "polynomial": lambda k: k.optimizers.schedules.PolynomialDecay(0.1, 8),
 }
 CONSTRAINTS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
@@ -199,8 +229,14 @@ CONSTRAINTS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
         (9, 4),
     ),
 }
-# Modules whose classes have the defaults of Keras.
-DEFAULTS = ("layers", "losses", "metrics", "optimizers", "callbacks", "regularizers", "constraints")
+# Modules whose classes have the arguments of Keras.
+SIGNATURES = (
+    *("layers", "losses", "metrics", "optimizers", "optimizers.schedules", "callbacks", "regularizers", "constraints"),
+)
+METHODS = {
+    "Model": ("compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"),
+    "Layer": ("add_weight",),
+}
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -227,6 +263,11 @@ def answers_of(kind: str, part: int = 0) -> tuple[np.ndarray, np.ndarray, np.nda
     outputs = (drawn(f"outputs {part}", (5, 4)) + 1) / 2
     weights = abs(drawn(f"weights {part}", (5,)))
     labels = abs(drawn(f"labels {part}", (5, 4)))
+    if kind == "columns":  # the classes are the rows; each of the 4 columns has a weight
+        return labels / labels.sum(axis=0), outputs / outputs.sum(axis=0), weights[:4]
+    if kind == "planes":
+        planes = drawn(f"planes {part}", (5, 4, 4))
+        return (labels * 3).astype(np.int64), planes, weights[:, None]
     if kind == "shares":
         return labels / labels.sum(axis=1, keepdims=True), outputs, weights
     if kind == "binary":

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from shoal_distribute.keras.training.event_callback import EventCallback
 MonitorMode = Literal["auto", "min", "max"]
 # Metrics of which more is better contain one of these.
 _RISING = ("acc", "auc", "precision", "recall")
+_METRICS = "only metrics are written"
 
 
 class _Monitoring(Callback, Advising):
@@ -132,6 +133,7 @@ class ModelCheckpoint(_Monitoring):
         save_weights_only: whether to write the variables alone.
         mode: "min", "max", or "auto": by the name.
         save_freq: must be "epoch".
+        initial_value_threshold: the first metric to beat, for `save_best_only`; None means none.
 
     Raises:
         BadRequest: `save_freq` is another value.
@@ -146,12 +148,14 @@ class ModelCheckpoint(_Monitoring):
         save_weights_only: bool = False,
         mode: MonitorMode = "auto",
         save_freq: str = "epoch",
+        initial_value_threshold: float | None = None,
     ) -> None:
         super().__init__(monitor, mode)
         if save_freq != "epoch":
             raise errors.BadRequest(f"ModelCheckpoint: save_freq is {save_freq!r}; it must be 'epoch'")
         self._path, self._verbose = str(filepath), verbose
-        self._best_only, self._weights_only, self.best = save_best_only, save_weights_only, self._worst
+        self._best_only, self._weights_only = save_best_only, save_weights_only
+        self.best = self._worst if initial_value_threshold is None else initial_value_threshold
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if self._best_only:
@@ -263,6 +267,14 @@ class TensorBoard(EventCallback, Advising):
         ImportError: tensorboardX is not installed: pip install 'shoal[tensorboard]'.
     """
 
+    refused: ClassVar = dict.fromkeys(("histogram_freq", "profile_batch", "embeddings_freq"), (0, _METRICS)) | {
+        "write_graph": (True, "there is no graph"),
+        "write_images": (False, _METRICS),
+        "write_steps_per_second": (False, _METRICS),
+        "update_freq": ("epoch", "metrics are written after each epoch"),
+        "embeddings_metadata": (None, _METRICS),
+    }
+
     def __init__(self, log_dir: str | Path = "logs") -> None:
         super().__init__(callbacks.TensorBoard(log_dir))
 
@@ -276,6 +288,12 @@ class BackupAndRestore(Callback, Advising):
     """
 
     sets_state = True
+
+    refused: ClassVar = {
+        "save_freq": ("epoch", "it writes after each epoch"),
+        "double_checkpoint": (False, "a file that was not finished is never read"),
+        "delete_checkpoint": (True, "the files are deleted after training"),
+    }
 
     def __init__(self, backup_dir: str | Path) -> None:
         self._folder = Path(backup_dir)

@@ -6,12 +6,17 @@ import inspect
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
 
 from shoal import errors
 
 T = TypeVar("T")
+
+# Arguments by name: the value that is accepted, and what the message about any other value says.
+Refused = Mapping[str, tuple[Any, str]]
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -66,8 +71,13 @@ class Advising:
     """Base class whose subclasses answer an unknown argument of their constructor with the nearest name.
 
     It also keeps the arguments, so that the object can be described in a file.
+
+    Attributes:
+        refused: the arguments of Keras that have no effect here, by name: the default, which is accepted, and what the
+            message about any other value says.
     """
 
+    refused: ClassVar[Refused] = {}
     _arguments: dict[str, Any]
 
     def __init_subclass__(cls) -> None:
@@ -88,11 +98,13 @@ def _advising(built: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(built)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
         if not hasattr(self, "_arguments"):  # the constructor of a base class may be advising, too
-            known = _known(type(self))
+            known = known_arguments(type(self))
+            kwargs = _without_refused(type(self), kwargs, known)
             for name in kwargs:
                 if name not in known:
                     raise TypeError(
-                        f"{type(self).__name__}() got an unexpected keyword argument {name!r}; {advice(name, known)}"
+                        f"{type(self).__name__}() got an unexpected keyword argument {name!r}; "
+                        f"{advice(name, [*known, *refused_arguments(type(self))])}"
                     )
             given = dict(signature.bind(self, *args, **kwargs).arguments)
             given.pop(first)
@@ -102,7 +114,41 @@ def _advising(built: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
-def _known(cls: type) -> list[str]:
+def refused_arguments(cls: type) -> dict[str, tuple[Any, str]]:
+    """Returns the arguments of Keras that a class and its base classes refuse: see `Advising`."""
+    found: dict[str, tuple[Any, str]] = {}
+    for base in reversed(cls.__mro__):
+        found |= base.__dict__.get("refused", {})
+    return found
+
+
+def _without_refused(cls: type, given: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """Returns arguments without those that have no effect.
+
+    Args:
+        cls: the class.
+        given: the arguments by name.
+        known: the names that the constructor takes: a subclass may give a refused one a meaning.
+
+    Raises:
+        BadRequest: a refused argument is not the default.
+    """
+    refused = {name: it for name, it in refused_arguments(cls).items() if name not in known}
+    for name, value in given.items():
+        if name in refused and not _is(value, refused[name][0]):
+            default, why = refused[name]
+            raise errors.BadRequest(
+                f"{cls.__name__}({name}={value!r:.80}) is not supported: {why}; leave it out, or give {default!r}"
+            )
+    return {name: value for name, value in given.items() if name not in refused}
+
+
+def _is(value: Any, default: Any) -> bool:
+    """Returns whether a value is a default. Arrays are compared with none of them."""
+    return value is default or (isinstance(value, str | int | float | tuple) and value == default)
+
+
+def known_arguments(cls: type) -> list[str]:
     """Returns the arguments of a constructor, and those that it passes on to its base classes."""
     names: dict[str, None] = {}
     for base in cls.__mro__:
@@ -120,6 +166,27 @@ def _rest_of(signature: inspect.Signature) -> str:
     """Returns the name of the parameter that takes all other arguments by name; "" if there is none."""
     kinds = {it.kind: it.name for it in signature.parameters.values()}
     return kinds.get(inspect.Parameter.VAR_KEYWORD, "")
+
+
+def checked_dtype(owner: str, dtype: Any) -> str | None:
+    """Returns the name of a dtype; None for None.
+
+    Args:
+        owner: what has the dtype, for the message.
+        dtype: the dtype or its name.
+
+    Raises:
+        BadRequest: it is not a dtype of floating-point numbers.
+    """
+    if dtype is None:
+        return None
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(bool)
+    if found.kind != "f":
+        raise errors.BadRequest(f"{owner}: dtype is {dtype!r}; give a dtype such as 'float32', or None")
+    return str(found.name)
 
 
 def snake_case(name: str) -> str:
@@ -142,4 +209,16 @@ def forget_names() -> None:
         _counts.clear()
 
 
-__all__ = ["Advising", "advice", "forget_names", "made_of", "named", "snake_case", "unique_name"]
+__all__ = [
+    "Advising",
+    "Refused",
+    "advice",
+    "checked_dtype",
+    "forget_names",
+    "known_arguments",
+    "made_of",
+    "named",
+    "refused_arguments",
+    "snake_case",
+    "unique_name",
+]

@@ -1,6 +1,5 @@
-"""Values and defaults of the Keras-shaped front compared with those of Keras from `tests/golden/make_keras.py`."""
+"""Values of the Keras-shaped front compared with those of Keras from `tests/golden/make_keras.py`."""
 
-import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,6 @@ from shoal_distribute import GradientTape, keras
 from support.keras_front import cases
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "keras.json").read_text())
-# Arguments of all layers, whose defaults Keras has elsewhere.
-BASE = {"name", "trainable", "dtype", "input_shape", "activity_regularizer"}
 
 
 @pytest.fixture(autouse=True)
@@ -108,21 +105,3 @@ def test_schedules(name: str) -> None:
 def test_constraints(name: str) -> None:
     build, shape = cases.CONSTRAINTS[name]
     check_close(build(keras)(cases.drawn(name, shape)), GOLDEN["constraints"][name], name)
-
-
-@pytest.mark.parametrize("module", cases.DEFAULTS)
-def test_defaults(module: str) -> None:
-    compared = 0
-    for name, it in vars(getattr(keras, module)).items():
-        key = f"{module}.{name}"
-        if not inspect.isclass(it) or key not in GOLDEN["defaults"]:
-            continue
-        theirs = GOLDEN["defaults"][key]
-        for parameter in inspect.signature(it.__init__).parameters.values():
-            if parameter.default is inspect.Parameter.empty or parameter.name in BASE:
-                continue
-            assert parameter.name in theirs, f"{key} has no {parameter.name} in Keras"
-            ours = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
-            assert ours == theirs[parameter.name], f"{key}: {parameter.name}"
-            compared += 1
-    assert compared > ({"regularizers": 3, "constraints": 6}.get(module, 5))

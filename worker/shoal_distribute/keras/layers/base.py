@@ -7,13 +7,14 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from shoal import errors
 from shoal_distribute.keras import config, regularizers
-from shoal_distribute.keras.names import Advising, snake_case, unique_name
+from shoal_distribute.keras.layers.own_weights import OwnWeights
+from shoal_distribute.keras.names import Refused, snake_case, unique_name
 from shoal_distribute.keras.tensor import Tensor, array_of, recorded
 from shoal_distribute.replica_context import current_replica
 from shoal_distribute.strategies import get_strategy
@@ -78,15 +79,15 @@ class SymbolicCall:
         return list(self.inputs) if isinstance(self.inputs, list) else [self.inputs]
 
 
-class Layer(Advising):
+class Layer(OwnWeights):
     """Layer of a model: its settings, and its variables once it is built for the shape of its samples.
 
     A call on a symbolic tensor builds the layer and returns another symbolic tensor. A call on an array or a `Tensor`
     computes. Some layers take a list of them.
 
-    A subclass may define `call`, with an argument `training` or without, and keep its layers as attributes, also in
-    lists, tuples and dicts. Layers that are called within act as in training if the outer one does, unless they get
-    another `training`.
+    A subclass may define `call`, with an argument `training` or without, make variables by `add_weight`, and keep its
+    layers as attributes, also in lists, tuples and dicts. Layers that are called within act as in training if the outer
+    one does, unless they get another `training`.
 
     Args:
         name: its name. None makes one from the class, such as "dense_1".
@@ -103,6 +104,8 @@ class Layer(Advising):
         strategy: the strategy in whose scope it was made.
     """
 
+    refused: ClassVar[Refused] = {"autocast": (True, "inputs are always cast to the dtype of the layer")}
+
     def __init__(
         self,
         *,
@@ -112,6 +115,7 @@ class Layer(Advising):
         input_shape: Sequence[int] | None = None,
         activity_regularizer: Any = None,
     ) -> None:
+        super().__init__()
         self.name = name or unique_name(snake_case(type(self).__name__))
         self.dtype = dtype or config.floatx()
         self.sample_shape = None if input_shape is None else tuple(input_shape)
@@ -128,9 +132,8 @@ class Layer(Advising):
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
-        self._trainable = bool(value)
-        for layer in self.layers:
-            layer.trainable = value
+        for layer in list(self.all_layers()):
+            layer._trainable = bool(value)
 
     @property
     def layers(self) -> "list[Layer]":
@@ -142,19 +145,18 @@ class Layer(Advising):
     @property
     def is_complete(self) -> bool:
         """Whether it and all layers in it are built, so that all variables exist."""
-        return all(layer.built for layer in self._all_layers())
+        return all(layer.built for layer in self.all_layers())
 
     @property
     def weights(self) -> list[DistributedVariable]:
         """All variables, in Keras' order."""
-        return list(dict.fromkeys(variable for layer in self.layers for variable in layer.weights))
+        return list(dict.fromkeys(variable for layer in self.all_layers() for variable in layer.own_variables))
 
     @property
     def trainable_variables(self) -> list[DistributedVariable]:
         """The variables that get gradients."""
-        if not self.trainable:
-            return []
-        return list(dict.fromkeys(variable for layer in self.layers for variable in layer.trainable_variables))
+        own = (variable for layer in self.all_layers(trained=True) for variable in layer.own_variables)
+        return list(dict.fromkeys(variable for variable in own if variable.trainable))
 
     @property
     def non_trainable_variables(self) -> list[DistributedVariable]:
@@ -184,14 +186,14 @@ class Layer(Advising):
         These are what the last call has passed to `add_loss`, such as the penalties of activities, and the penalties
         of the weights that get gradients. A tape follows what is read within it.
         """
-        parts, trained = dict.fromkeys(self._all_layers()), {id(it) for it in self.trainable_variables}
-        return self.added_losses + [loss for part in parts for loss in part._weight_losses(trained)]
+        trained = {id(it) for it in self.trainable_variables}
+        return self.added_losses + [loss for part in self.all_layers() for loss in part._weight_losses(trained)]
 
     @property
     def added_losses(self) -> list[Tensor]:
         """What the last call has passed to `add_loss`, such as the penalties of activities."""
         number = _replica_number()
-        return [loss for part in dict.fromkeys(self._all_layers()) for loss in part._added.get(number, ())]
+        return [loss for part in self.all_layers() for loss in part._added.get(number, ())]
 
     def add_loss(self, loss: Tensor | Sequence[Tensor]) -> None:
         """Adds to the losses of this call. The `call` of a layer uses it.
@@ -237,6 +239,11 @@ class Layer(Advising):
         """Returns the arguments that make the same layer again, with its name."""
         return {**self.arguments(), "name": self.name, "trainable": self.trainable, "dtype": self.dtype}
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Layer":
+        """Returns the layer of the arguments that `get_config` returned."""
+        return cls(**config)
+
     def build(self, shape: Any) -> None:  # noqa: ARG002 - layers without variables
         """Makes the variables, in the scope that the layer was made in.
 
@@ -273,7 +280,7 @@ class Layer(Advising):
             self._build_once([it.shape[1:] for it in tensors] if several else tensors.shape[1:])
         outer = getattr(_here, "training", None)
         if outer is None:
-            for layer in self._all_layers():
+            for layer in self.all_layers():
                 layer._added.pop(_replica_number(), None)
         _here.training = bool(outer if training is None else training)
         try:
@@ -288,15 +295,19 @@ class Layer(Advising):
                 self.add_loss(self.activity_regularizer(output) / max(len(output), 1))
         return outputs
 
-    def _all_layers(self) -> "Iterator[Layer]":
-        """Yields the layer itself and all layers in it. A layer can come more than once."""
-        yield self
-        for layer in self.layers:
-            yield from layer._all_layers()
+    def all_layers(self, *, trained: bool = False) -> "Iterator[Layer]":
+        """Yields the layer itself and all layers in it, each once. A layer may also hold the one that holds it.
 
-    def _weight_losses(self, trained: set[int]) -> list[Tensor]:  # noqa: ARG002 - layers without variables
-        """Returns the penalties of this layer's own variables, if their ids are among those that get gradients."""
-        return []
+        Args:
+            trained: whether to leave out layers that are not trainable, with the layers in them.
+        """
+        seen, todo = set(), [self]
+        while todo:
+            layer = todo.pop()
+            if id(layer) not in seen and (layer.trainable or not trained):
+                seen.add(id(layer))
+                yield layer
+                todo += reversed(layer.layers)
 
     def _called_on_symbols(self, inputs: Any, training: bool | None) -> Any:
         parts = inputs if isinstance(inputs, list) else [inputs]

@@ -9,7 +9,15 @@ import shoal_nn
 from shoal import errors
 from shoal_distribute.keras import activations
 from shoal_distribute.keras.layers.core_layer import CoreLayer, WeightArguments
+from shoal_distribute.keras.names import Refused
 from shoal_distribute.keras.tensor import Tensor
+
+# Arguments of Keras for adapters of low rank, and for weights of few bits.
+LOW_RANK: Refused = {
+    "lora_rank": (None, "there are no adapters of low rank"),
+    "lora_alpha": (None, "there are no adapters of low rank"),
+    "quantization_config": (None, "weights are not quantized"),
+}
 
 
 class ActivatedLayer(CoreLayer):
@@ -46,6 +54,8 @@ class Dense(ActivatedLayer):
         bias_constraint: as `kernel_constraint`.
         **kwargs: see `Layer`.
     """
+
+    refused: ClassVar[Refused] = LOW_RANK
 
     def __init__(
         self,
@@ -84,6 +94,11 @@ class Embedding(CoreLayer):
 
     weight_names: ClassVar = {"table": "embeddings"}
     takes_integers = True
+    refused: ClassVar[Refused] = {
+        **LOW_RANK,
+        "mask_zero": (False, "layers know no masks; give the padding a sample_weight of 0, or slice it off"),
+        "weights": (None, "call set_weights when the layer is built"),
+    }
 
     def __init__(
         self,
@@ -171,6 +186,8 @@ class Resizing(CoreLayer):
         interpolation: "bilinear" or "nearest".
         crop_to_aspect_ratio: must be False.
         pad_to_aspect_ratio: must be False.
+        fill_mode: has an effect only with `pad_to_aspect_ratio`.
+        fill_value: as `fill_mode`.
         antialias: must be False.
         data_format: must be None or "channels_last".
         **kwargs: see `Layer`.
@@ -186,11 +203,14 @@ class Resizing(CoreLayer):
         interpolation: Literal["bilinear", "nearest"] = "bilinear",
         crop_to_aspect_ratio: bool = False,
         pad_to_aspect_ratio: bool = False,
+        fill_mode: str = "constant",
+        fill_value: float = 0.0,
         antialias: bool = False,
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        del fill_mode, fill_value
         check_channels_last("Resizing", data_format)
         if crop_to_aspect_ratio or pad_to_aspect_ratio or antialias:
             raise errors.InvalidLayer(
@@ -221,26 +241,31 @@ class Rescaling(CoreLayer):
 
 
 class Normalization(CoreLayer):
-    """y = (x - mean) / sqrt(variance), with given statistics for each channel.
+    """y = (x - mean) / sqrt(variance), with given statistics for each channel, or the inverse.
 
     Args:
         axis: must be -1.
         mean: a number, or one for each channel.
         variance: as `mean`.
+        invert: whether to compute y = x * sqrt(variance) + mean.
         **kwargs: see `Layer`.
 
     Raises:
         InvalidLayer: `axis` is another one, or a statistic is missing.
     """
 
-    def __init__(self, axis: int = -1, mean: Any = None, variance: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, axis: int = -1, mean: Any = None, variance: Any = None, invert: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         if axis != -1 or mean is None or variance is None:
             raise errors.InvalidLayer(
                 "Normalization needs axis=-1, a mean and a variance; adapt() is not supported", kind="Normalization"
             )
         deviation = np.maximum(np.sqrt(np.asarray(variance, float)), 1e-7)  # as in Keras
-        self._layer = shoal_nn.Rescale(_numbers(1 / deviation), _numbers(-np.asarray(mean, float) / deviation))
+        middle = np.asarray(mean, float)
+        factor, offset = (deviation, middle) if invert else (1 / deviation, -middle / deviation)
+        self._layer = shoal_nn.Rescale(_numbers(factor), _numbers(offset))
 
     def core(self) -> shoal_nn.Layer:
         return self._layer

@@ -1,14 +1,13 @@
 """Base class of the layers that a pure layer of shoal_nn computes."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 import shoal_nn
-from shoal import errors
 from shoal._numerics import random_streams
 from shoal.initializers import fill
 from shoal.program import Array
@@ -90,12 +89,8 @@ class CoreLayer(Layer):
         return {}
 
     @property
-    def weights(self) -> list[DistributedVariable]:
-        return [*self._variables.values(), *super().weights]
-
-    @property
-    def trainable_variables(self) -> list[DistributedVariable]:
-        return [*self.trained_variables().values(), *super().trainable_variables]
+    def own_variables(self) -> list[DistributedVariable]:
+        return [*self._variables.values(), *super().own_variables]
 
     def build(self, shape: Shape) -> None:
         self._constants = {name: values.astype(self.dtype) for name, values in self.constants(shape).items()}
@@ -108,25 +103,10 @@ class CoreLayer(Layer):
             initializer = self._initializers.get(name) or described.initializer
             fill(values.reshape(-1), initializer, name, stored, config.next_seed())
             full = f"{self.name}/{self.weight_names.get(name, name)}"
-            constraint = self._checked_constraint(name)
+            constraint = self._applied_constraint(self._constraints.get(name), self.weight_names.get(name, name))
             made = self._variables[name] = self.create_variable(name, full, values, trainable=described.trainable)
             made.constraint = constraint
         self.built = True
-
-    def _checked_constraint(self, name: str) -> Callable[[Array], Array] | None:
-        """Returns the constraint of a variable.
-
-        Raises:
-            WrongContext: the strategy cannot apply it.
-        """
-        constraint = self._constraints.get(name)
-        if constraint is not None and not self.strategy.applies_constraints:
-            raise errors.WrongContext(
-                f"layer {self.name} has a constraint for its {self.weight_names.get(name, name)}, but the servers of a "
-                f"{type(self.strategy).__name__} update the variables, and apply no constraints; leave it out, or use "
-                "a strategy without servers, such as MultiWorkerMirroredStrategy"
-            )
-        return constraint
 
     def compute_output_shape(self, shape: Shape) -> Shape:
         found: Shape = self.core().output_shape(shape)
@@ -159,7 +139,7 @@ class CoreLayer(Layer):
         return output if activation is None else applied(activation, output)
 
     def _weight_losses(self, trained: set[int]) -> list[Tensor]:
-        found = []
+        found = super()._weight_losses(trained)
         for name, variable in self._variables.items():
             penalty = self._regularizers.get(name)
             if penalty is not None and id(variable) in trained:

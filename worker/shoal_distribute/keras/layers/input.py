@@ -1,7 +1,7 @@
 """Inputs of models."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from shoal import errors
 from shoal_distribute.keras.layers.base import KerasTensor, Layer, Shape
@@ -11,6 +11,7 @@ def Input(  # noqa: N802 - Keras' name
     shape: Sequence[int | None] | None = None,
     batch_size: int | None = None,
     dtype: str | None = None,
+    *,
     name: str | None = None,
 ) -> KerasTensor:
     """Returns the symbolic tensor that a model begins with.
@@ -38,10 +39,19 @@ class InputLayer(Layer):
 
     Args:
         shape: shape of a sample.
+        batch_size: accepted for Keras' sake, and ignored: batches may have any length.
         **kwargs: see `Layer`.
     """
 
-    def __init__(self, shape: Sequence[int], **kwargs: Any) -> None:
+    refused: ClassVar = {
+        **dict.fromkeys(("sparse", "ragged"), (None, "arrays are dense")),
+        "batch_shape": (None, "give shape, the shape of a sample"),
+        "input_tensor": (None, "give shape, the shape of a sample"),
+        "optional": (False, "a model needs all its inputs"),
+    }
+
+    def __init__(self, shape: Sequence[int], batch_size: int | None = None, **kwargs: Any) -> None:
+        del batch_size
         super().__init__(**kwargs)
         self.shape = self.sample_shape = tuple(shape)
         self.built = True

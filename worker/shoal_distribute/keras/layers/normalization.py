@@ -9,6 +9,8 @@ from shoal import errors
 from shoal_distribute.keras.layers.base import Shape
 from shoal_distribute.keras.layers.core_layer import CoreLayer, WeightArguments
 
+_NO_RENORM = "there is no batch renormalization"
+
 
 class _Normalizing(CoreLayer):
     """Base class of layers that scale and shift what they have normalized. The arguments are those of subclasses."""
@@ -56,6 +58,13 @@ class BatchNormalization(_Normalizing):
         gamma_constraint: as `beta_constraint`.
         **kwargs: see `Layer`.
     """
+
+    refused: ClassVar = {
+        "synchronized": (False, "each replica normalizes by its own part of the batch"),
+        "renorm": (False, _NO_RENORM),
+        "renorm_clipping": (None, _NO_RENORM),
+        "renorm_momentum": (0.99, _NO_RENORM),
+    }
 
     def __init__(
         self,

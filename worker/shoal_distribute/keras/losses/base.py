@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal import errors
-from shoal_distribute.keras.names import Advising, advice, snake_case
+from shoal_distribute.keras.layers.base import as_tensor, cast
+from shoal_distribute.keras.names import Advising, advice, checked_dtype, snake_case
 from shoal_distribute.keras.tensor import Tensor, array_of
 from shoal_distribute.strategies import get_strategy
 from shoal_worker.arrays import namespace_of
@@ -24,16 +25,20 @@ class Loss(Advising):
         name: its name. None means the class' in snake case.
         reduction: "sum_over_batch_size" or "mean": the mean over all losses; "mean_with_sample_weight": the mean by the
             weights; "sum"; "none" or None: the loss of each sample.
+        dtype: dtype that the outputs of a model are cast to; None means their own.
 
     Raises:
-        BadRequest: the reduction is unknown.
+        BadRequest: the reduction or the dtype is unknown.
     """
 
-    def __init__(self, name: str | None = None, reduction: str | None = "sum_over_batch_size") -> None:
+    def __init__(
+        self, name: str | None = None, reduction: str | None = "sum_over_batch_size", dtype: str | None = None
+    ) -> None:
         if reduction not in REDUCTIONS:
             known = [it for it in REDUCTIONS if it]
             raise errors.BadRequest(f"reduction {reduction!r} is unknown; {advice(str(reduction), known)}")
         self.name, self.reduction = name or snake_case(type(self).__name__), reduction
+        self.dtype = checked_dtype(self.name, dtype)
 
     @abstractmethod
     def call(self, y_true: Any, y_pred: Any) -> Tensor:
@@ -66,7 +71,7 @@ class Loss(Advising):
         return losses.sum(), float(array_of(sample_weight).sum()) if by_weight else losses.array.size
 
     def _weighted(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Tensor:
-        losses = self.call(y_true, y_pred)
+        losses = self.call(y_true, y_pred if self.dtype is None else cast(as_tensor(y_pred), self.dtype))
         if sample_weight is None:
             return losses
         weights = namespace_of(losses.array).asarray(array_of(sample_weight)).astype(losses.dtype)
@@ -83,6 +88,7 @@ class FunctionLoss(Loss):
         function: takes labels and outputs, and returns the loss of each sample, a `Tensor`.
         name: see `Loss`.
         reduction: see `Loss`.
+        dtype: see `Loss`.
     """
 
     def __init__(
@@ -90,8 +96,9 @@ class FunctionLoss(Loss):
         function: Callable[[Any, Any], Tensor],
         name: str | None = None,
         reduction: str | None = "sum_over_batch_size",
+        dtype: str | None = None,
     ) -> None:
-        super().__init__(name or getattr(function, "__name__", None), reduction)
+        super().__init__(name or getattr(function, "__name__", None), reduction, dtype)
         self._function = function
 
     def call(self, y_true: Any, y_pred: Any) -> Tensor:

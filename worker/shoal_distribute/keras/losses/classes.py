@@ -13,12 +13,15 @@ class _SampleLoss(Loss):
     Args:
         reduction: see `Loss`.
         name: see `Loss`; None means the function's name.
+        dtype: see `Loss`.
     """
 
     function: ClassVar[Any]
 
-    def __init__(self, reduction: str | None = "sum_over_batch_size", name: str | None = None) -> None:
-        super().__init__(name or type(self).function.__name__, reduction)
+    def __init__(
+        self, reduction: str | None = "sum_over_batch_size", name: str | None = None, dtype: str | None = None
+    ) -> None:
+        super().__init__(name or type(self).function.__name__, reduction, dtype)
 
     def call(self, y_true: Any, y_pred: Any) -> Tensor:
         found: Tensor = self.function(y_true, y_pred)
@@ -80,12 +83,17 @@ class Huber(Loss):
         delta: the error where the loss changes from a square to a line.
         reduction: see `Loss`.
         name: see `Loss`.
+        dtype: see `Loss`.
     """
 
     def __init__(
-        self, delta: float = 1.0, reduction: str | None = "sum_over_batch_size", name: str | None = "huber_loss"
+        self,
+        delta: float = 1.0,
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = "huber_loss",
+        dtype: str | None = None,
     ) -> None:
-        super().__init__(name, reduction)
+        super().__init__(name, reduction, dtype)
         self._delta = delta
 
     def call(self, y_true: Any, y_pred: Any) -> Tensor:
@@ -98,19 +106,23 @@ class BinaryCrossentropy(Loss):
     Args:
         from_logits: whether outputs are logits instead of probabilities.
         label_smoothing: weight of 1/2 in the labels, in [0, 1].
+        axis: axis that the mean is taken over.
         reduction: see `Loss`.
         name: see `Loss`.
+        dtype: see `Loss`.
     """
 
     def __init__(
         self,
         from_logits: bool = False,
         label_smoothing: float = 0.0,
+        axis: int = -1,
         reduction: str | None = "sum_over_batch_size",
         name: str | None = "binary_crossentropy",
+        dtype: str | None = None,
     ) -> None:
-        super().__init__(name, reduction)
-        self._options = from_logits, label_smoothing
+        super().__init__(name, reduction, dtype)
+        self._options = from_logits, label_smoothing, axis
 
     def call(self, y_true: Any, y_pred: Any) -> Tensor:
         return functions.binary_crossentropy(y_true, y_pred, *self._options)
@@ -122,19 +134,23 @@ class CategoricalCrossentropy(Loss):
     Args:
         from_logits: whether outputs are logits instead of probabilities.
         label_smoothing: weight of the uniform distribution in the labels, in [0, 1].
+        axis: axis of the classes.
         reduction: see `Loss`.
         name: see `Loss`.
+        dtype: see `Loss`.
     """
 
     def __init__(
         self,
         from_logits: bool = False,
         label_smoothing: float = 0.0,
+        axis: int = -1,
         reduction: str | None = "sum_over_batch_size",
         name: str | None = "categorical_crossentropy",
+        dtype: str | None = None,
     ) -> None:
-        super().__init__(name, reduction)
-        self._options = from_logits, label_smoothing
+        super().__init__(name, reduction, dtype)
+        self._options = from_logits, label_smoothing, axis
 
     def call(self, y_true: Any, y_pred: Any) -> Tensor:
         return functions.categorical_crossentropy(y_true, y_pred, *self._options)
@@ -147,7 +163,9 @@ class SparseCategoricalCrossentropy(Loss):
         from_logits: whether outputs are logits instead of probabilities.
         ignore_class: a class number whose samples have the loss 0; None means none.
         reduction: see `Loss`.
+        axis: axis of the classes.
         name: see `Loss`.
+        dtype: see `Loss`.
     """
 
     def __init__(
@@ -155,10 +173,12 @@ class SparseCategoricalCrossentropy(Loss):
         from_logits: bool = False,
         ignore_class: int | None = None,
         reduction: str | None = "sum_over_batch_size",
+        axis: int = -1,
         name: str | None = "sparse_categorical_crossentropy",
+        dtype: str | None = None,
     ) -> None:
-        super().__init__(name, reduction)
-        self._options = from_logits, ignore_class
+        super().__init__(name, reduction, dtype)
+        self._options = from_logits, ignore_class, axis
 
     def call(self, y_true: Any, y_pred: Any) -> Tensor:
         return functions.sparse_categorical_crossentropy(y_true, y_pred, *self._options)

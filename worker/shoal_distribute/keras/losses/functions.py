@@ -11,10 +11,22 @@ from shoal_nn import losses
 from shoal_worker.arrays import namespace_of
 
 
-def _computed(loss: Callable[..., Any], y_true: Any, y_pred: Any, **options: Any) -> Tensor:
-    """Returns the loss of each sample, recorded. Labels and outputs may differ by a last axis of length 1."""
+def _computed(loss: Callable[..., Any], y_true: Any, y_pred: Any, axis: int = -1, **options: Any) -> Tensor:
+    """Returns the loss of each sample, recorded. Labels and outputs may differ by a last axis of length 1.
+
+    Args:
+        loss: a loss of shoal_nn, over the last axis.
+        y_true: labels.
+        y_pred: outputs of a model.
+        axis: the axis to take in place of the last one. Labels with fewer axes than outputs do not have it.
+        **options: arguments of the loss.
+    """
     y = as_tensor(y_pred)
     labels = namespace_of(y.array).asarray(array_of(as_tensor(y_true)))
+    if axis not in {-1, y.ndim - 1}:
+        if labels.ndim == y.ndim:
+            labels = namespace_of(labels).moveaxis(labels, axis, -1)
+        y = _moved(y, axis, -1)
     values, pull = loss(y.array, _aligned(labels, y.array), **options)
     return recorded(values, (y,), lambda dy: [pull(dy)])
 
@@ -23,6 +35,11 @@ def _aligned(labels: Array, outputs: Array) -> Array:
     if labels.ndim + 1 == outputs.ndim and outputs.shape[-1] == 1:
         return labels[..., None]
     return labels[..., 0] if labels.ndim == outputs.ndim + 1 and labels.shape[-1] == 1 else labels
+
+
+def _moved(y: Tensor, source: int, target: int) -> Tensor:
+    xp = namespace_of(y.array)
+    return recorded(xp.moveaxis(y.array, source, target), (y,), lambda dy: [xp.moveaxis(dy, target, source)])
 
 
 def mean_squared_error(y_true: Any, y_pred: Any) -> Tensor:
@@ -76,21 +93,24 @@ def kl_divergence(y_true: Any, y_pred: Any) -> Tensor:
     return _computed(losses.divergences, y_true, y_pred)
 
 
-def binary_crossentropy(y_true: Any, y_pred: Any, from_logits: bool = False, label_smoothing: float = 0.0) -> Tensor:
-    """Returns the cross entropy of two classes, averaged over the last axis.
+def binary_crossentropy(
+    y_true: Any, y_pred: Any, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
+) -> Tensor:
+    """Returns the cross entropy of two classes, averaged over an axis.
 
     Args:
         y_true: labels, 0 or 1.
         y_pred: probabilities, or logits.
         from_logits: whether they are logits.
         label_smoothing: weight of 1/2 in the labels.
+        axis: the axis.
     """
     options = {"from_logits": from_logits, "smoothing": label_smoothing}
-    return _computed(losses.binary_cross_entropies, y_true, y_pred, **options)
+    return _computed(losses.binary_cross_entropies, y_true, y_pred, axis, **options)
 
 
 def categorical_crossentropy(
-    y_true: Any, y_pred: Any, from_logits: bool = False, label_smoothing: float = 0.0
+    y_true: Any, y_pred: Any, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
 ) -> Tensor:
     """Returns the cross entropy of several classes.
 
@@ -99,13 +119,14 @@ def categorical_crossentropy(
         y_pred: probabilities, or logits, [..., classes].
         from_logits: whether they are logits.
         label_smoothing: weight of the uniform distribution in the labels.
+        axis: axis of the classes.
     """
     options = {"from_logits": from_logits, "smoothing": label_smoothing}
-    return _computed(losses.categorical_cross_entropies, y_true, y_pred, **options)
+    return _computed(losses.categorical_cross_entropies, y_true, y_pred, axis, **options)
 
 
 def sparse_categorical_crossentropy(
-    y_true: Any, y_pred: Any, from_logits: bool = False, ignore_class: int | None = None
+    y_true: Any, y_pred: Any, from_logits: bool = False, ignore_class: int | None = None, axis: int = -1
 ) -> Tensor:
     """Returns the cross entropy of several classes.
 
@@ -114,6 +135,7 @@ def sparse_categorical_crossentropy(
         y_pred: probabilities, or logits, [..., classes].
         from_logits: whether they are logits.
         ignore_class: a class number whose samples have the loss 0; None means none.
+        axis: axis of the classes.
 
     Raises:
         InvalidShape: the labels are one-hot.
@@ -130,7 +152,7 @@ def sparse_categorical_crossentropy(
     labels = labels.astype("int64", copy=False)
     counted = None if ignore_class is None else labels != ignore_class
     given = labels if counted is None else labels * counted
-    found = _computed(losses.categorical_cross_entropies, given, y, from_logits=from_logits)
+    found = _computed(losses.categorical_cross_entropies, given, y, axis, from_logits=from_logits)
     return found if counted is None else found * counted.astype(found.dtype)
 
 

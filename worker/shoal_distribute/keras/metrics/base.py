@@ -1,20 +1,26 @@
 """Base classes of metrics: sums that the replicas collect, each for itself, and that are added when they are read."""
 
+import threading
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from shoal import errors
+from shoal.initializers import fill
 from shoal.program import Array
 from shoal_distribute.collectives import ReduceOp
-from shoal_distribute.keras.names import Advising, snake_case
+from shoal_distribute.keras import config, initializers
+from shoal_distribute.keras.metrics.variables import MetricVariable
+from shoal_distribute.keras.names import Advising, checked_dtype, snake_case
 from shoal_distribute.keras.tensor import Tensor, array_of
 from shoal_distribute.replica_context import current_replica
 from shoal_distribute.strategies import get_strategy
 from shoal_distribute.values import PerReplica
 from shoal_worker.arrays import namespace_of, on_host
+
+_OURS = "shoal_distribute.keras.metrics."
 
 
 class Metric(Advising):
@@ -24,22 +30,88 @@ class Metric(Advising):
     replicas and processes; within `run`, it is the replica's own. All processes must ask for results together.
 
     Args:
+        dtype: dtype of the result; None means float64. The sums are always float64.
         name: its name. None means the class' in snake case.
+
+    Raises:
+        BadRequest: the dtype is unknown.
     """
 
-    def __init__(self, name: str | None = None) -> None:
+    _of_user: ClassVar[Callable[[Any], Any] | None] = None  # the `result` of a user's class
+
+    def __init__(self, dtype: str | None = None, name: str | None = None) -> None:
         self.name = name or snake_case(type(self).__name__)
+        self.dtype = checked_dtype(self.name, dtype)
         self.strategy = get_strategy()
         self._sums: dict[int, list[Array]] = {}  # by replica of this process
+        self._variables: list[MetricVariable] = []
+        self._initial: list[np.ndarray] = []
+        self._asked = threading.local()  # "sums": those that the `result` of a user's class is called for
 
-    @abstractmethod
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "result" in cls.__dict__ and not cls.__module__.startswith(_OURS):
+            cls._of_user = cls.__dict__["result"]  # `Metric.result` calls it with the sums of all replicas
+            del cls.result
+
     def value(self, *sums: np.ndarray) -> Any:
-        """Returns the metric for its sums."""
-        raise NotImplementedError
+        """Returns the metric for its sums. A subclass defines it, or `result`."""
+        raise NotImplementedError(f"metric {self.name} has no result; define result() in {type(self).__name__}")
 
     def empty(self) -> list[np.ndarray]:
         """Returns the sums over no samples."""
-        return [np.zeros(()), np.zeros(())]
+        return [np.zeros_like(it) for it in self._initial] if self._initial else [np.zeros(()), np.zeros(())]
+
+    def add_weight(
+        self,
+        shape: Sequence[int] | int = (),
+        initializer: Any = None,
+        dtype: str | None = None,
+        name: str | None = None,
+    ) -> MetricVariable:
+        """Returns a new variable, whose values of all replicas are added.
+
+        Args:
+            shape: its shape.
+            initializer: name or object; None means zeros.
+            dtype: its dtype; None means float64.
+            name: its name; None means "variable".
+        """
+        lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+        values, named = np.empty(lengths, dtype or np.float64), name or "variable"
+        fill(values.reshape(-1), initializers.get(initializer or "zeros"), named, lengths, config.next_seed())
+        made = MetricVariable(self, len(self._variables), values, named)
+        self._variables.append(made)
+        self._initial.append(values)
+        return made
+
+    add_variable = add_weight
+
+    @property
+    def variables(self) -> list[MetricVariable]:
+        """The variables that `add_weight` has made."""
+        return list(self._variables)
+
+    def present_sums(self) -> list[Array]:
+        """Returns the sums that variables have at this place; see `MetricVariable`."""
+        if found := getattr(self._asked, "sums", None):
+            return list(found)
+        replica, own = current_replica(), self._own_sums()
+        if replica:
+            return [replica.device.put(it) for it in own[replica.local_replica]]
+        return [sum(map(on_host, it), np.zeros(())) for it in zip(*own, strict=True)]
+
+    def replace_sum(self, number: int, value: Array) -> None:
+        """Sets a sum; see `MetricVariable.assign`.
+
+        Args:
+            number: number of the variable.
+            value: the sum, without the initial value.
+        """
+        replica, own = current_replica(), self._own_sums()
+        for local, sums in enumerate(own) if replica is None else [(replica.local_replica, own[replica.local_replica])]:
+            first = replica is not None or local == 0
+            self._sums[local] = [*sums[:number], value if first else value * 0, *sums[number + 1 :]]
 
     def add(self, *parts: Array) -> None:
         """Adds to the sums of the replica that runs.
@@ -67,19 +139,33 @@ class Metric(Advising):
 
     def result(self) -> Tensor:
         """Returns the metric of all samples since the last reset."""
+        if found := getattr(self._asked, "sums", None):  # the `result` of a user's class calls that of its base class
+            return Tensor(np.asarray(self.value(*found)))
         if current_replica() or self.strategy.has_results:
             return self.local_result()
         own = self._own_sums()
         parts = [PerReplica(it) if len(own) > 1 else it[0] for it in zip(*own, strict=True)]
         sums = [np.asarray(self.strategy.reduce(ReduceOp.SUM, it)) for it in parts]
-        return Tensor(np.asarray(self.value(*sums)))
+        return self._found(sums)
 
     def local_result(self) -> Tensor:
         """Returns the metric of this process's samples alone; within `Strategy.run`, of the replica's."""
         replica, own = current_replica(), self._own_sums()
         chosen = [own[replica.local_replica]] if replica else own
         sums = [sum(map(on_host, it), np.zeros(())) for it in zip(*chosen, strict=True)]
-        return Tensor(np.asarray(self.value(*sums)))
+        return self._found(sums)
+
+    def _found(self, sums: Sequence[np.ndarray]) -> Tensor:
+        found = np.asarray(self.value(*sums) if self._of_user is None else self._result_of_user(sums))
+        return Tensor(found if self.dtype is None else found.astype(self.dtype))
+
+    def _result_of_user(self, sums: Sequence[np.ndarray]) -> Any:
+        assert type(self)._of_user is not None
+        before, self._asked.sums = getattr(self._asked, "sums", None), list(sums)
+        try:
+            return type(self)._of_user(self)
+        finally:
+            self._asked.sums = before
 
     def _own_sums(self) -> list[list[Array]]:
         """Returns the sums of each replica of this process."""
@@ -94,7 +180,7 @@ class Metric(Advising):
         number = replica.local_replica if (replica := current_replica()) else 0
         now = self._sums.get(number) or self.empty()
         before = sums.get(number) or self.empty()
-        return float(self.value(*(on_host(a) - on_host(b) for a, b in zip(now, before, strict=True))))
+        return float(self._found([on_host(a) - on_host(b) for a, b in zip(now, before, strict=True)]))
 
     def restore_snapshot(self, sums: dict[int, list[Array]]) -> None:
         """Replaces the sums by those of a snapshot."""
@@ -125,10 +211,11 @@ class Mean(Metric):
 
     Args:
         name: see `Metric`.
+        dtype: see `Metric`.
     """
 
-    def __init__(self, name: str | None = "mean") -> None:
-        super().__init__(name)
+    def __init__(self, name: str | None = "mean", dtype: str | None = None) -> None:
+        super().__init__(dtype, name)
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Adds values.
@@ -149,10 +236,11 @@ class Sum(Metric):
 
     Args:
         name: see `Metric`.
+        dtype: see `Metric`.
     """
 
-    def __init__(self, name: str | None = "sum") -> None:
-        super().__init__(name)
+    def __init__(self, name: str | None = "sum", dtype: str | None = None) -> None:
+        super().__init__(dtype, name)
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Adds values.
@@ -173,10 +261,11 @@ class MeanMetricWrapper(Mean):
     Args:
         fn: takes labels and outputs, and returns a value for each sample.
         name: see `Metric`.
+        dtype: see `Metric`.
     """
 
-    def __init__(self, fn: Callable[[Any, Any], Any], name: str | None = None) -> None:
-        super().__init__(name or getattr(fn, "__name__", None))
+    def __init__(self, fn: Callable[[Any, Any], Any], name: str | None = None, dtype: str | None = None) -> None:
+        super().__init__(name or getattr(fn, "__name__", None), dtype)
         self._function = fn
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # type: ignore[override]

@@ -1,7 +1,7 @@
 """Means of losses and accuracies by Keras' class names."""
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,10 +15,11 @@ class Accuracy(MeanMetricWrapper):
 
     Args:
         name: see `Metric`.
+        dtype: see `Metric`.
     """
 
-    def __init__(self, name: str | None = "accuracy") -> None:
-        super().__init__(functions.accuracy, name)
+    def __init__(self, name: str | None = "accuracy", dtype: str | None = None) -> None:
+        super().__init__(functions.accuracy, name, dtype)
 
 
 class BinaryAccuracy(MeanMetricWrapper):
@@ -26,11 +27,12 @@ class BinaryAccuracy(MeanMetricWrapper):
 
     Args:
         name: see `Metric`.
+        dtype: see `Metric`.
         threshold: outputs above it count as 1.
     """
 
-    def __init__(self, name: str | None = "binary_accuracy", threshold: float = 0.5) -> None:
-        super().__init__(functools.partial(functions.binary_accuracy, threshold=threshold), name)
+    def __init__(self, name: str | None = "binary_accuracy", dtype: str | None = None, threshold: float = 0.5) -> None:
+        super().__init__(functools.partial(functions.binary_accuracy, threshold=threshold), name, dtype)
 
 
 class CategoricalAccuracy(MeanMetricWrapper):
@@ -38,10 +40,11 @@ class CategoricalAccuracy(MeanMetricWrapper):
 
     Args:
         name: see `Metric`.
+        dtype: see `Metric`.
     """
 
-    def __init__(self, name: str | None = "categorical_accuracy") -> None:
-        super().__init__(functions.categorical_accuracy, name)
+    def __init__(self, name: str | None = "categorical_accuracy", dtype: str | None = None) -> None:
+        super().__init__(functions.categorical_accuracy, name, dtype)
 
 
 class SparseCategoricalAccuracy(MeanMetricWrapper):
@@ -49,10 +52,11 @@ class SparseCategoricalAccuracy(MeanMetricWrapper):
 
     Args:
         name: see `Metric`.
+        dtype: see `Metric`.
     """
 
-    def __init__(self, name: str | None = "sparse_categorical_accuracy") -> None:
-        super().__init__(functions.sparse_categorical_accuracy, name)
+    def __init__(self, name: str | None = "sparse_categorical_accuracy", dtype: str | None = None) -> None:
+        super().__init__(functions.sparse_categorical_accuracy, name, dtype)
 
 
 class TopKCategoricalAccuracy(MeanMetricWrapper):
@@ -61,10 +65,11 @@ class TopKCategoricalAccuracy(MeanMetricWrapper):
     Args:
         k: number of the largest outputs.
         name: see `Metric`.
+        dtype: see `Metric`.
     """
 
-    def __init__(self, k: int = 5, name: str | None = "top_k_categorical_accuracy") -> None:
-        super().__init__(functools.partial(functions.top_k_categorical_accuracy, k=k), name)
+    def __init__(self, k: int = 5, name: str | None = "top_k_categorical_accuracy", dtype: str | None = None) -> None:
+        super().__init__(functools.partial(functions.top_k_categorical_accuracy, k=k), name, dtype)
 
 
 class SparseTopKCategoricalAccuracy(MeanMetricWrapper):
@@ -73,10 +78,15 @@ class SparseTopKCategoricalAccuracy(MeanMetricWrapper):
     Args:
         k: number of the largest outputs.
         name: see `Metric`.
+        dtype: see `Metric`.
     """
 
-    def __init__(self, k: int = 5, name: str | None = "sparse_top_k_categorical_accuracy") -> None:
-        super().__init__(functools.partial(functions.sparse_top_k_categorical_accuracy, k=k), name)
+    refused: ClassVar = {"from_sorted_ids": (False, "outputs are a score of each class")}
+
+    def __init__(
+        self, k: int = 5, name: str | None = "sparse_top_k_categorical_accuracy", dtype: str | None = None
+    ) -> None:
+        super().__init__(functools.partial(functions.sparse_top_k_categorical_accuracy, k=k), name, dtype)
 
 
 class MeanSquaredError(MeanMetricWrapper):
@@ -84,10 +94,11 @@ class MeanSquaredError(MeanMetricWrapper):
 
     Args:
         name: see `Metric`.
+        dtype: see `Metric`.
     """
 
-    def __init__(self, name: str | None = "mean_squared_error") -> None:
-        super().__init__(losses.mean_squared_error, name)
+    def __init__(self, name: str | None = "mean_squared_error", dtype: str | None = None) -> None:
+        super().__init__(losses.mean_squared_error, name, dtype)
 
 
 class RootMeanSquaredError(MeanSquaredError):
@@ -95,10 +106,11 @@ class RootMeanSquaredError(MeanSquaredError):
 
     Args:
         name: see `Metric`.
+        dtype: see `Metric`.
     """
 
-    def __init__(self, name: str | None = "root_mean_squared_error") -> None:
-        super().__init__(name)
+    def __init__(self, name: str | None = "root_mean_squared_error", dtype: str | None = None) -> None:
+        super().__init__(name, dtype)
 
     def value(self, *sums: np.ndarray) -> Any:
         return np.sqrt(super().value(*sums))
@@ -109,10 +121,11 @@ class MeanAbsoluteError(MeanMetricWrapper):
 
     Args:
         name: see `Metric`.
+        dtype: see `Metric`.
     """
 
-    def __init__(self, name: str | None = "mean_absolute_error") -> None:
-        super().__init__(losses.mean_absolute_error, name)
+    def __init__(self, name: str | None = "mean_absolute_error", dtype: str | None = None) -> None:
+        super().__init__(losses.mean_absolute_error, name, dtype)
 
 
 class BinaryCrossentropy(MeanMetricWrapper):
@@ -120,15 +133,20 @@ class BinaryCrossentropy(MeanMetricWrapper):
 
     Args:
         name: see `Metric`.
+        dtype: see `Metric`.
         from_logits: whether outputs are logits instead of probabilities.
         label_smoothing: weight of 1/2 in the labels.
     """
 
     def __init__(
-        self, name: str | None = "binary_crossentropy", from_logits: bool = False, label_smoothing: float = 0.0
+        self,
+        name: str | None = "binary_crossentropy",
+        dtype: str | None = None,
+        from_logits: bool = False,
+        label_smoothing: float = 0.0,
     ) -> None:
         options: Any = {"from_logits": from_logits, "label_smoothing": label_smoothing}
-        super().__init__(functools.partial(losses.binary_crossentropy, **options), name)
+        super().__init__(functools.partial(losses.binary_crossentropy, **options), name, dtype)
 
 
 class CategoricalCrossentropy(MeanMetricWrapper):
@@ -136,15 +154,22 @@ class CategoricalCrossentropy(MeanMetricWrapper):
 
     Args:
         name: see `Metric`.
+        dtype: see `Metric`.
         from_logits: whether outputs are logits instead of probabilities.
         label_smoothing: weight of the uniform distribution in the labels.
+        axis: axis of the classes.
     """
 
     def __init__(
-        self, name: str | None = "categorical_crossentropy", from_logits: bool = False, label_smoothing: float = 0.0
+        self,
+        name: str | None = "categorical_crossentropy",
+        dtype: str | None = None,
+        from_logits: bool = False,
+        label_smoothing: float = 0.0,
+        axis: int = -1,
     ) -> None:
-        options: Any = {"from_logits": from_logits, "label_smoothing": label_smoothing}
-        super().__init__(functools.partial(losses.categorical_crossentropy, **options), name)
+        options: Any = {"from_logits": from_logits, "label_smoothing": label_smoothing, "axis": axis}
+        super().__init__(functools.partial(losses.categorical_crossentropy, **options), name, dtype)
 
 
 class SparseCategoricalCrossentropy(MeanMetricWrapper):
@@ -152,11 +177,22 @@ class SparseCategoricalCrossentropy(MeanMetricWrapper):
 
     Args:
         name: see `Metric`.
+        dtype: see `Metric`.
         from_logits: whether outputs are logits instead of probabilities.
+        ignore_class: a class number whose samples have the loss 0; None means none.
+        axis: axis of the classes.
     """
 
-    def __init__(self, name: str | None = "sparse_categorical_crossentropy", from_logits: bool = False) -> None:
-        super().__init__(functools.partial(losses.sparse_categorical_crossentropy, from_logits=from_logits), name)
+    def __init__(
+        self,
+        name: str | None = "sparse_categorical_crossentropy",
+        dtype: str | None = None,
+        from_logits: bool = False,
+        ignore_class: int | None = None,
+        axis: int = -1,
+    ) -> None:
+        options: Any = {"from_logits": from_logits, "ignore_class": ignore_class, "axis": axis}
+        super().__init__(functools.partial(losses.sparse_categorical_crossentropy, **options), name, dtype)
 
 
 __all__ = [

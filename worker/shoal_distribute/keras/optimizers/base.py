@@ -1,17 +1,20 @@
 """Base class of the optimizers: an optimizer of `shoal.optim`, and the strategy that keeps its state."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from shoal import errors, optim
 from shoal.program import Array
 from shoal_distribute.keras.names import Advising
-from shoal_distribute.keras.optimizers.schedules import rate_of
+from shoal_distribute.keras.optimizers.schedules import FunctionSchedule, rate_of
 from shoal_distribute.keras.tensor import Tensor, array_of
+from shoal_distribute.local_optimizers import GradientClipping
 from shoal_distribute.strategies import Strategy, get_strategy
 from shoal_distribute.values import DistributedVariable, check_scope
+
+_NO_AVERAGES = "no averages of the variables are kept"
 
 
 class Tape(Protocol):
@@ -37,6 +40,10 @@ class Optimizer(Advising):
     Args:
         spec: the optimizer of `shoal.optim` that computes it.
         name: its name.
+        clipping: limits of each gradient; None means none.
+
+    Raises:
+        WrongContext: the servers of the strategy cannot apply the limits, or a schedule that is a function.
 
     Attributes:
         spec: the optimizer of `shoal.optim` that computes it.
@@ -44,12 +51,23 @@ class Optimizer(Advising):
         strategy: the strategy that keeps its state.
     """
 
+    refused: ClassVar = {
+        "use_ema": (False, _NO_AVERAGES),
+        "ema_momentum": (0.99, _NO_AVERAGES),
+        "ema_overwrite_frequency": (None, _NO_AVERAGES),
+        "loss_scale_factor": (None, "gradients are not scaled"),
+        "gradient_accumulation_steps": (None, "each call applies its gradients; give larger batches"),
+    }
     strategy: Strategy
 
-    def __init__(self, spec: optim.Optimizer, name: str | None = None) -> None:
+    def __init__(
+        self, spec: optim.Optimizer, name: str | None = None, clipping: GradientClipping | None = None
+    ) -> None:
         self.spec, self.name = spec, name or spec.name
-        self.use(get_strategy())
+        if clipping is not None:
+            clipping.set_for(spec)
         self._rate: float | optim.Schedule = spec.learning_rate
+        self.use(get_strategy())
 
     @property
     def iterations(self) -> int:
@@ -64,7 +82,9 @@ class Optimizer(Advising):
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
-        self._rate = rate_of(rate)
+        given = rate_of(rate)
+        self._check_applied(self.strategy, given)
+        self._rate = given
         self.strategy.set_learning_rate(self.spec, self._rate)
 
     def use(self, strategy: Strategy) -> None:
@@ -72,7 +92,11 @@ class Optimizer(Advising):
 
         Args:
             strategy: the strategy.
+
+        Raises:
+            WrongContext: see the class.
         """
+        self._check_applied(strategy, self._rate)
         self.strategy = strategy
         strategy.adopt_optimizer(self.spec)
 
@@ -142,6 +166,19 @@ class Optimizer(Advising):
         """
         slots = {name: array for name, array in state.items() if name != "iterations"}
         self.strategy.restore_optimizer(self.spec, int(state["iterations"]), slots)
+
+    def _check_applied(self, strategy: Strategy, rate: float | optim.Schedule) -> None:
+        """Raises WrongContext if servers update the variables, and this optimizer has what they cannot compute."""
+        if strategy.applies_constraints:
+            return
+        found = "clipnorm and clipvalue" if GradientClipping.of(self.spec) else ""
+        if found or isinstance(rate, FunctionSchedule):
+            instead = "use global_clipnorm" if found else "use a schedule of shoal.optim"
+            raise errors.WrongContext(
+                f"optimizer {self.name} has {found or 'a schedule that is a function'}, but the servers of a "
+                f"{type(strategy).__name__} update the variables, and cannot apply this; {instead}, or a strategy "
+                "without servers, such as MultiWorkerMirroredStrategy"
+            )
 
     def _current_strategy(self) -> Strategy:
         strategy = get_strategy()

@@ -95,14 +95,39 @@ class LambdaCallback(Callback):
     """Callback of single functions, by the names of the methods of `Callback`.
 
     Args:
-        **functions: functions by name, such as `on_epoch_end`.
+        on_epoch_begin: see `Callback`; None means nothing.
+        on_epoch_end: as `on_epoch_begin`.
+        on_train_begin: as `on_epoch_begin`.
+        on_train_end: as `on_epoch_begin`.
+        on_train_batch_begin: as `on_epoch_begin`.
+        on_train_batch_end: as `on_epoch_begin`.
+        **functions: other methods of `Callback` by name, such as `on_test_end`.
 
     Raises:
         BadRequest: `Callback` has no such method.
     """
 
-    def __init__(self, **functions: Callable[..., Any]) -> None:
-        for name, function in functions.items():
+    def __init__(
+        self,
+        on_epoch_begin: Callable[..., Any] | None = None,
+        on_epoch_end: Callable[..., Any] | None = None,
+        on_train_begin: Callable[..., Any] | None = None,
+        on_train_end: Callable[..., Any] | None = None,
+        on_train_batch_begin: Callable[..., Any] | None = None,
+        on_train_batch_end: Callable[..., Any] | None = None,
+        **functions: Callable[..., Any] | None,
+    ) -> None:
+        own = {
+            "on_epoch_begin": on_epoch_begin,
+            "on_epoch_end": on_epoch_end,
+            "on_train_begin": on_train_begin,
+            "on_train_end": on_train_end,
+            "on_train_batch_begin": on_train_batch_begin,
+            "on_train_batch_end": on_train_batch_end,
+        }
+        for name, function in (own | functions).items():
+            if function is None:
+                continue
             if not name.startswith("on_") or not hasattr(Callback, name):
                 raise errors.BadRequest(f"LambdaCallback: there is no method {name!r}; see keras.callbacks.Callback")
             setattr(self, name, function)
