@@ -27,6 +27,7 @@ from shoal_distribute.keras import (
     models,
     optimizers,
     regularizers,
+    saving,
     utils,
 )
 from shoal_distribute.keras.layers import Input
@@ -51,5 +52,6 @@ __all__ = [
     "models",
     "optimizers",
     "regularizers",
+    "saving",
     "utils",
 ]

@@ -6,6 +6,7 @@ import numpy as np
 
 from shoal_distribute.keras.config import set_random_seed
 from shoal_distribute.keras.names import forget_names
+from shoal_distribute.keras.saving import register_keras_serializable
 
 
 def to_categorical(x: Any, num_classes: int | None = None) -> np.ndarray:
@@ -26,4 +27,4 @@ def clear_session() -> None:
     forget_names()
 
 
-__all__ = ["clear_session", "set_random_seed", "to_categorical"]
+__all__ = ["clear_session", "register_keras_serializable", "set_random_seed", "to_categorical"]

@@ -118,7 +118,7 @@ def _check_inner_layers(model: str, parts: Sequence[StagePart]) -> None:
     inner: dict[int, Any] = {}
     for part in parts:
         for call in part.calls:
-            for layer in _all_layers(call.layer):
+            for layer in call.layer.all_layers():
                 stages.setdefault(id(layer), set()).add(part.number)
                 if layer is not call.layer:
                     inner[id(layer)] = layer
@@ -130,12 +130,6 @@ def _check_inner_layers(model: str, parts: Sequence[StagePart]) -> None:
                 f"layer {layer.name} of a model within model {model} is called in the stages {where}, but the order of "
                 "its calls in training matters; choose a cut that leaves all its calls in one stage"
             )
-
-
-def _all_layers(layer: Any) -> Iterator[Any]:
-    yield layer
-    for part in layer.layers:
-        yield from _all_layers(part)
 
 
 __all__ = ["StagePart", "parts_of", "tied_layers", "users_of"]

@@ -220,7 +220,7 @@ def test_files_fit_any_number_of_devices(tmp_path: Path) -> None:
     whole.save(path)
     wanted = trained(4, "adam", epochs=3).get_weights()
     for count in (None, 2):
-        loaded = keras.models.load_model(path, None if count is None else mesh(count))
+        loaded = keras.models.load_model(path, mesh=None if count is None else mesh(count))
         assert all((own == other).all() for own, other in zip(loaded.get_weights(), whole.get_weights(), strict=True))
         loaded.compile(OPTIMIZERS["adam"](), "mse")
         loaded.fit(IDS, LABELS, batch_size=16, epochs=1, shuffle=False, verbose=0)

@@ -1,5 +1,6 @@
 """Models from files that `Model.save` wrote."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from shoal import errors
@@ -10,10 +11,18 @@ from shoal_distribute.keras.models import saving
 from shoal_distribute.keras.models.model import Model
 from shoal_distribute.keras.models.sequential import Sequential
 from shoal_distribute.keras.names import named
+from shoal_distribute.keras.saving import class_of_user
 from shoal_distribute.tensor_parallel import DeviceMesh
 
 
-def load_model(filepath: str, mesh: DeviceMesh | None = None) -> Model:
+def load_model(
+    filepath: str,
+    custom_objects: Mapping[str, Any] | None = None,
+    compile: bool = True,
+    safe_mode: bool = True,
+    *,
+    mesh: DeviceMesh | None = None,
+) -> Model:
     """Returns the model of a file, in the scope that is in use. It is not compiled.
 
     The state of the optimizer is set when the model is compiled with the same optimizer. To compile it with another
@@ -21,17 +30,23 @@ def load_model(filepath: str, mesh: DeviceMesh | None = None) -> Model:
 
     Args:
         filepath: a file that `Model.save` wrote.
+        custom_objects: classes of your own by name, for layers of them. `register_keras_serializable` makes a class
+            known without this.
+        compile: accepted for Keras' sake, and ignored: call `compile`.
+        safe_mode: accepted for Keras' sake, and ignored: a file has no code.
         mesh: devices of the layers that are split over devices, in any number. None means those of the file.
 
     Raises:
         UnknownCheckpoint: there is no such file.
         CorruptCheckpoint: the file is of another kind, or damaged.
+        InvalidLayer: a layer is of an unknown class.
         DeviceUnavailable: a layer is split over devices that this machine does not have.
     """
+    del compile, safe_mode
     arrays, description = read_arrays(filepath)
     if "model" not in description:
         raise errors.CorruptCheckpoint(f"{filepath} has variables only; make the model, and use load_weights")
-    model = made(description["model"] if mesh is None else _moved(description["model"], mesh))
+    model = made(description["model"] if mesh is None else _moved(description["model"], mesh), custom_objects)
     if not isinstance(model, Model):
         raise errors.CorruptCheckpoint(f"{filepath} describes a {type(model).__name__}, which is no model")
     prefix = "optimizer/"
@@ -46,15 +61,30 @@ def load_model(filepath: str, mesh: DeviceMesh | None = None) -> Model:
     return model
 
 
-def made(description: dict[str, Any]) -> Layer:
-    """Returns the layer or the model of a description; see `saving.described`."""
+def made(description: dict[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Layer:
+    """Returns the layer or the model of a description; see `saving.described`.
+
+    Args:
+        description: the description.
+        custom_objects: see `load_model`.
+
+    Raises:
+        InvalidLayer: a layer is of an unknown class.
+    """
     kind, config = description["class"], dict(description["config"])
+    if description.get("of_user"):
+        own: Layer = class_of_user(kind, custom_objects).from_config(config)
+        common = description["common"]
+        own.name, own.dtype = common.get("name", own.name), common.get("dtype", own.dtype)
+        own.trainable = common.get("trainable", own.trainable)
+        return own
     if kind == "Sequential":
         shape = config["sample_shape"]
         first = [] if shape is None else [keras_layers.Input(shape)]
-        return Sequential([*first, *map(made, config["layers"])], name=config["name"])
+        layers = [made(it, custom_objects) for it in config["layers"]]
+        return Sequential([*first, *layers], name=config["name"])
     if kind == "Model":
-        return _graph(config)
+        return _graph(config, custom_objects)
     known = {name: getattr(keras_layers, name) for name in keras_layers.__all__}
     layer: Layer = named("layer", kind, known)(**{name: _tupled(value) for name, value in config.items()})
     return layer
@@ -70,9 +100,9 @@ def _moved(description: Any, mesh: DeviceMesh) -> Any:
     return moved | {"mesh": mesh.description()} if "mesh" in moved else moved
 
 
-def _graph(config: dict[str, Any]) -> Model:
+def _graph(config: dict[str, Any], custom_objects: Mapping[str, Any] | None) -> Model:
     inputs = [keras_layers.Input(**given) for given in config["inputs"]]
-    parts, symbols = [made(it) for it in config["layers"]], list(inputs)
+    parts, symbols = [made(it, custom_objects) for it in config["layers"]], list(inputs)
     for call in config["calls"]:
         fed = [symbols[number] for number in call["inputs"]]
         learns = call.get("training")  # earlier files do not have it

@@ -127,7 +127,7 @@ class Model(Trainer, Layer):
         computed = {symbol.call.number: symbol for symbol in symbols if symbol.call}
         return [(computed[call.number], call) for call in self._calls]
 
-    def summary(self, line_length: int | None = None, print_fn: Any = None) -> None:
+    def summary(self, line_length: int | None = None, *, print_fn: Any = None) -> None:
         """Writes a table of the layers, their output shapes and their numbers of parameters.
 
         Args:

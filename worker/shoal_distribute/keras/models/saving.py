@@ -1,5 +1,6 @@
 """Models as files: the values of their variables, and what is needed to make the layers again."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,17 @@ from shoal_distribute.keras import layers as keras_layers
 from shoal_distribute.keras.constraints import Constraint
 from shoal_distribute.keras.files import read_arrays, write_arrays
 from shoal_distribute.keras.layers.base import Layer
+from shoal_distribute.keras.names import known_arguments
 from shoal_distribute.keras.optimizers import Optimizer
 from shoal_distribute.keras.regularizers import L1L2, serialized
+from shoal_distribute.keras.saving import get_registered_name
 from shoal_distribute.values import DistributedVariable
 
+# What each layer has, also if the constructor of a user's class does not take it.
+_OF_ALL = ("name", "trainable", "dtype")
 
-def variables_by_place(layer: Layer, place: str = "") -> dict[str, DistributedVariable]:
+
+def variables_by_place(layer: Layer, place: str = "", above: Sequence[Layer] = ()) -> dict[str, DistributedVariable]:
     """Returns the variables by their place in a model: "2/kernel" of the third layer.
 
     Names of layers are left out, because they differ from one model to the next in the same process.
@@ -25,13 +31,13 @@ def variables_by_place(layer: Layer, place: str = "") -> dict[str, DistributedVa
     Args:
         layer: the model or the layer.
         place: what the places begin with.
+        above: the layers that hold this one. They are left out if it holds them, too.
     """
-    found: dict[str, DistributedVariable] = {}
+    found = {f"{place}{it.name.removeprefix(layer.name + '/')}": it for it in layer.own_variables}
     for number, child in enumerate(layer.layers):
-        found |= variables_by_place(child, f"{place}{number}/")
-    held = set(found.values())
-    own = [it for it in layer.weights if it not in held]
-    return {f"{place}{it.name.removeprefix(layer.name + '/')}": it for it in own} | found
+        if not any(child is it for it in (*above, layer)):
+            found |= variables_by_place(child, f"{place}{number}/", (*above, layer))
+    return found
 
 
 def values_of(layer: Layer) -> dict[str, np.ndarray]:
@@ -115,15 +121,20 @@ def described(layer: Layer) -> dict[str, Any]:
     """Returns what is needed to make a layer or a model again.
 
     Raises:
-        InvalidLayer: a layer is of a class of the user, or an argument of a layer cannot be written to a file.
+        InvalidLayer: a model is of a class of the user, or an argument of a layer cannot be written to a file.
     """
-    kind = type(layer).__name__
-    if not _can_be_made(layer):
+    kind, of_keras = type(layer).__name__, _is_of_keras(layer)
+    if not of_keras and hasattr(layer, "fit"):
         raise errors.InvalidLayer(
             f"{layer.name} cannot be saved, because {kind} is no class of keras; use save_weights, then make the "
             "model by code and use load_weights"
         )
     config = layer.get_config()
+    if not of_keras:
+        known, plain = known_arguments(type(layer)), {it: _plain(layer, it, value) for it, value in config.items()}
+        own = {name: value for name, value in plain.items() if name not in _OF_ALL or name in known}
+        common = {name: plain[name] for name in _OF_ALL if name in plain and name not in known}
+        return {"class": get_registered_name(type(layer)), "of_user": True, "config": own, "common": common}
     if kind == "Sequential":
         shape = layer.sample_shape
         config = {"name": layer.name, "sample_shape": shape, "layers": [described(it) for it in layer.layers]}
@@ -132,8 +143,8 @@ def described(layer: Layer) -> dict[str, Any]:
     return {"class": kind, "config": {name: _plain(layer, name, value) for name, value in config.items()}}
 
 
-def _can_be_made(layer: Layer) -> bool:
-    """Returns whether `load_model` knows the class of a layer."""
+def _is_of_keras(layer: Layer) -> bool:
+    """Returns whether the class of a layer, or of a model with layers, is of this package."""
     kind = type(layer)
     if kind.__name__ in {"Sequential", "Model"}:
         return kind.__module__.startswith(f"{__package__}.") and bool(layer.layers)
