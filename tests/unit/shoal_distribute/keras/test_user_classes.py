@@ -31,7 +31,7 @@ class Scaled(keras.layers.Layer):
         return x * self.scale + self.offset
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.utils.register_keras_serializable("tests")
 class Halved(keras.layers.Layer):
     def __init__(self, parts: int = 2, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -156,14 +156,15 @@ class Metric(Advising):
         return self._found(sums)
 
     def _found(self, sums: Sequence[np.ndarray]) -> Tensor:
-        found = np.asarray(self.value(*sums) if self._of_user is None else self._result_of_user(sums))
+        compute = type(self)._of_user
+        found = np.asarray(self.value(*sums) if compute is None else self._asked_for(sums, compute))
         return Tensor(found if self.dtype is None else found.astype(self.dtype))
 
-    def _result_of_user(self, sums: Sequence[np.ndarray]) -> Any:
-        assert type(self)._of_user is not None
+    def _asked_for(self, sums: Sequence[np.ndarray], compute: Callable[[Any], Any]) -> Any:
+        """Returns what the `result` of a user's class computes of these sums."""
         before, self._asked.sums = getattr(self._asked, "sums", None), list(sums)
         try:
-            return type(self)._of_user(self)
+            return compute(self)
         finally:
             self._asked.sums = before
 

@@ -1,13 +1,20 @@
 """Variables of metrics that users define: `Metric.add_weight`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from shoal.program import Array
 from shoal_distribute.keras.tensor import Tensor, array_of
 from shoal_worker.arrays import namespace_of
 
-if TYPE_CHECKING:
-    from shoal_distribute.keras.metrics.base import Metric
+
+class SumsOwner(Protocol):
+    """What a variable asks its metric."""
+
+    def present_sums(self) -> list[Array]:
+        """See `Metric`."""
+
+    def replace_sum(self, number: int, value: Array) -> None:
+        """See `Metric`."""
 
 
 class MetricVariable(Tensor):
@@ -28,7 +35,7 @@ class MetricVariable(Tensor):
 
     __slots__ = ("_initial", "_metric", "_number", "name")
 
-    def __init__(self, metric: "Metric", number: int, initial: Array, name: str) -> None:
+    def __init__(self, metric: SumsOwner, number: int, initial: Array, name: str) -> None:
         self._whole, self.node = None, None
         self._metric, self._number, self._initial, self.name = metric, number, initial, name
 

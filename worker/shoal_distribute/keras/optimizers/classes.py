@@ -70,6 +70,9 @@ class Adam(Optimizer):
         clipvalue: largest absolute value of an element of a gradient; None means no limit. Servers do not apply it.
         global_clipnorm: largest norm of all gradients together; None means no limit.
         name: its name.
+
+    Raises:
+        InvalidOptimizer: an argument is out of range, or `amsgrad` is True.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What `compile` sets, and what steps compute with it: the loss, its weight, and the metrics."""
+"""Settings of models for training: the loss, its weight and the metrics, which `compile` sets."""
 
 from collections import Counter
 from collections.abc import Sequence

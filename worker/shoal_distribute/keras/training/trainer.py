@@ -104,9 +104,7 @@ class Trainer(StagedTrainer):
         validation_batch_size: int | None = None,
         validation_freq: int = 1,
     ) -> History:
-        """Trains the model.
-
-        Each step runs `train_step` on all replicas, so that a loop of your own with `Strategy.run` gives the same.
+        """Trains the model. Each step runs `train_step` on all replicas.
 
         Args:
             x: inputs: an array, a list of arrays, or a data set: an iterable of batches.
@@ -118,10 +116,11 @@ class Trainer(StagedTrainer):
             validation_split: share of the last samples of arrays that are for validation, without `validation_data`.
             validation_data: (x, y), (x, y, sample_weight), or a data set, to evaluate after each epoch.
             shuffle: whether arrays have another order in each epoch.
-            class_weight, sample_weight: weights by the number of the class (1 for others), or of each sample.
+            class_weight: weights of the samples by the number of their class; 1 for other classes.
+            sample_weight: weights of the samples.
             initial_epoch: epochs that were done before.
             steps_per_epoch: steps of an epoch; None means all batches.
-            validation_steps, validation_batch_size: as `steps_per_epoch` and `batch_size`, for validations.
+            validation_steps, validation_batch_size: see `steps_per_epoch` and `batch_size`; for validations.
             validation_freq: epochs from one validation to the next.
 
         Returns:
