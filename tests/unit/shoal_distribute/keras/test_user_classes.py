@@ -172,4 +172,5 @@ def test_dtypes_of_losses_and_metrics() -> None:
     assert metric(X).dtype == np.float32
     with pytest.raises(errors.BadRequest, match="deviation: dtype is 'mean'; give a dtype such as 'float32'"):
         Deviation(dtype="mean")
+    assert float(keras.metrics.AUC(multi_label=True, label_weights=[1.0, 2.0]).result()) == 0
     assert len(np.asarray(keras.metrics.Precision([0.2, 0.5])([0, 1], [0.3, 0.7]))) == 2

@@ -207,7 +207,7 @@ class AUC(_Confusion):
 
     def value(self, *sums: np.ndarray) -> Any:
         areas = self._areas(*sums)
-        if not self._multi_label:
+        if areas.ndim == 0:  # one curve, or no batch yet
             return areas
         return np.average(areas, weights=self._label_weights)
 
