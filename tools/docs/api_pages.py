@@ -47,6 +47,7 @@ MODULES = (
     "shoal_distribute.keras.optimizers",
     "shoal_distribute.keras.optimizers.schedules",
     "shoal_distribute.keras.regularizers",
+    "shoal_distribute.keras.saving",
     "shoal_distribute.keras.utils",
     "shoal_distribute.nn",
     "shoal_distribute.pipeline",
