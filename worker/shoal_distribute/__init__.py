@@ -11,7 +11,7 @@ from shoal_distribute.cross_device_ops import (
     RingAllReduce,
 )
 from shoal_distribute.group_session import GroupSession
-from shoal_distribute.input import DistributedDataset, InputContext
+from shoal_distribute.input import DistributedDataset, DistributedIterator, InputContext
 from shoal_distribute.keras.checkpoints import Checkpoint, CheckpointManager
 from shoal_distribute.keras.tape import GradientTape, compute_average_loss, function, scale_regularization_loss
 from shoal_distribute.pipeline import MultiWorkerPipelineStrategy, PipelineStrategy
@@ -42,6 +42,7 @@ __all__ = [
     "CrossDeviceOps",
     "DeviceMesh",
     "DistributedDataset",
+    "DistributedIterator",
     "DistributedVariable",
     "GradientTape",
     "Group",

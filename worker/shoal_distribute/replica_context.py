@@ -106,20 +106,45 @@ class ReplicaContext:
             return [value]
         return self._rendezvous.exchange(self.local_replica, what, value)
 
-    def all_reduce(self, op: ReduceOp | str, value: Any) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Any = None) -> Any:
         """Returns the sum or the mean of arrays over all replicas. All must call it.
 
         Args:
-            op: how the values are joined: SUM or MEAN.
+            reduce_op: how the values are joined: SUM or MEAN.
             value: an array or a number; or a tuple, list or dict of them. All replicas give the same structure, shapes
                 and dtypes.
+            options: accepted for TensorFlow's sake, and ignored.
 
         Raises:
             BadRequest: the op is unknown.
             RanksDisagree: see `exchange`.
         """
+        del options
         arrays = [self.xp.asarray(it) for it in _leaves(value)]
-        return _with_leaves(value, iter(self.strategy.join(self, reduce_op_of(op), arrays)))
+        return _with_leaves(value, iter(self.strategy.join(self, reduce_op_of(reduce_op), arrays)))
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+        """Returns the arrays of all replicas one after the other along an axis. All must call it.
+
+        The arrays pass through the host, and no tape follows them.
+
+        Args:
+            value: an array; or a tuple, list or dict of them. All replicas give the same structure, dtypes, and shapes
+                apart from this axis.
+            axis: the axis.
+            options: accepted for TensorFlow's sake, and ignored.
+
+        Raises:
+            InvalidShape: the arrays do not fit together, or have no such axis.
+            RanksDisagree: see `exchange`.
+        """
+        del options
+
+        def all_gather(strategy: Any, *leaves: Any) -> list[Array]:
+            return [strategy.gather(it, axis) for it in leaves]
+
+        gathered = self.merge_call(all_gather, tuple(self.xp.asarray(it) for it in _leaves(value)))
+        return _with_leaves(value, (self.device.put(it) for it in gathered))
 
     def merge_call(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Calls a function once for all replicas, with the values of each argument in a `PerReplica`.

@@ -6,6 +6,7 @@ from typing import Any
 
 from shoal import errors
 from shoal_distribute.coordinator.remote_values import RemoteValue
+from shoal_distribute.input import DistributedIterator
 
 
 class PerWorkerValues:
@@ -36,7 +37,7 @@ class PerWorkerDataset(PerWorkerValues):
     """
 
     def __iter__(self) -> "PerWorkerIterator":
-        return PerWorkerIterator(lambda: iter(self.value()))
+        return PerWorkerIterator(lambda: DistributedIterator(iter(self.value())))
 
 
 class PerWorkerIterator(PerWorkerValues, Iterator[Any]):
@@ -50,6 +51,10 @@ class PerWorkerIterator(PerWorkerValues, Iterator[Any]):
             "next() is called on the iterators of all workers; give the iterator to schedule as an argument, and call "
             "next() within the function"
         )
+
+    def get_next(self) -> Any:
+        """Raises WrongContext, as `next` does: call it within the function."""
+        return next(self)
 
 
 def per_worker_dataset(dataset_or_fn: Iterable[Any] | Callable[[], Iterable[Any]]) -> PerWorkerDataset:

@@ -1,4 +1,4 @@
-"""The context of an input function: which process calls it, and how many replicas there are."""
+"""Contexts of input functions: which process or replica they are for, and how many replicas there are."""
 
 from dataclasses import dataclass
 
@@ -44,4 +44,17 @@ class InputContext:
         return size
 
 
-__all__ = ["InputContext"]
+@dataclass(frozen=True)
+class ValueContext:
+    """What a function that makes a replica's value knows, as `tf.distribute.experimental.ValueContext`.
+
+    Attributes:
+        replica_id_in_sync_group: number of the replica among those of all processes.
+        num_replicas_in_sync: number of replicas of all processes.
+    """
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+
+__all__ = ["InputContext", "ValueContext"]

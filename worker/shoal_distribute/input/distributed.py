@@ -1,7 +1,7 @@
 """Data sets whose elements are the parts of this process's replicas."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,33 @@ class Place(Protocol):
     def put(self, array: Array) -> Array:
         """Returns the array on the device."""
         ...
+
+
+class DistributedIterator(Iterator[Any]):
+    """An iterator with TensorFlow's `get_next`. `iter` of a distributed data set, or of one per worker, returns it.
+
+    Args:
+        elements: what it yields.
+    """
+
+    def __init__(self, elements: Iterator[Any]) -> None:
+        self._elements = elements
+
+    def __next__(self) -> Any:
+        return next(self._elements)
+
+    def get_next(self) -> Any:
+        """Returns the next element.
+
+        Raises:
+            StopIteration: there is none. TensorFlow raises `OutOfRangeError`.
+        """
+        return next(self)
+
+    def close(self) -> None:
+        """Ends the iteration, and the threads that read ahead for it."""
+        if isinstance(self._elements, Generator):
+            self._elements.close()
 
 
 class DistributedDataset:
@@ -65,7 +92,10 @@ class DistributedDataset:
         """Returns True: the data set is there, whatever its length."""
         return True
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> DistributedIterator:
+        return DistributedIterator(self._elements())
+
+    def _elements(self) -> Iterator[Any]:
         empty: list[Any] | None = None
         for parts in self._agreed():
             if parts is None and empty is None:
@@ -180,4 +210,13 @@ def _pipeline(dataset: Any) -> DataPipeline:
     return from_generator(lambda: dataset)
 
 
-__all__ = ["Agree", "DatasetFn", "DistributedDataset", "Place", "Replicas", "distribute", "distribute_from_function"]
+__all__ = [
+    "Agree",
+    "DatasetFn",
+    "DistributedDataset",
+    "DistributedIterator",
+    "Place",
+    "Replicas",
+    "distribute",
+    "distribute_from_function",
+]

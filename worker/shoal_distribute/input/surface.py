@@ -1,13 +1,13 @@
 """The methods of strategies that distribute data sets."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shoal.data import DataPipeline
-from shoal_distribute.input.context import InputContext
+from shoal_distribute.input.context import InputContext, ValueContext
 from shoal_distribute.input.distributed import (
     DatasetFn,
     DistributedDataset,
@@ -16,6 +16,7 @@ from shoal_distribute.input.distributed import (
     distribute,
     distribute_from_function,
 )
+from shoal_distribute.values import regrouped
 
 
 class InputSurface(ABC):
@@ -92,6 +93,19 @@ class InputSurface(ABC):
             BadRequest: the function returned a data set without batches.
         """
         return distribute_from_function(dataset_fn, self._replicas_of_input())
+
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Makes a value for each replica of this process, as an argument of `run`.
+
+        Args:
+            value_fn: takes a `ValueContext`, and returns the value of this replica.
+
+        Returns:
+            A `PerReplica` of the values; with one replica, the value.
+        """
+        count = self.num_replicas_in_sync
+        numbers = range(self.first_replica, self.first_replica + len(self.devices))
+        return regrouped([value_fn(ValueContext(number, count)) for number in numbers])
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 

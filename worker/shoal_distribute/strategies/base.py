@@ -16,6 +16,7 @@ from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.group_arrays import gathered
 from shoal_distribute.input import InputSurface
 from shoal_distribute.replica_context import ReplicaContext, current_replica, entered_strategies, reduce_op_of
+from shoal_distribute.resolver import ClusterResolver
 from shoal_distribute.script_end import failure_of
 from shoal_distribute.strategies.gradients import GradientsAndVariables, checked_gradients
 from shoal_distribute.strategies.reduction import arrays_of, joined_along, numbers_of, summed_along, total_of
@@ -43,12 +44,14 @@ class Strategy(InputSurface, TrainingHooks):
         first_replica: number of this process's first replica among those of all processes.
         keeps_split_variables: whether layers may split their variables over devices: with one replica in one process.
         applies_constraints: whether it applies constraints of variables after updates.
+        cluster_resolver: describes the processes; None if nothing lists them.
     """
 
     devices: tuple[LogicalDevice, ...]
     is_default = False
     keeps_split_variables = False
     applies_constraints = True
+    cluster_resolver: ClusterResolver | None = None
     _group: Group | None = None  # of the processes whose values `reduce` and `gather` join
 
     def __init__(self, devices: Sequence[LogicalDevice], ops: CrossDeviceOps) -> None:

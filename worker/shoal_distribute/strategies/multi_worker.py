@@ -117,7 +117,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         self._adopted: list[optim.Optimizer] = []  # all processes must have the same, so garbage collection takes none
         self._met = self._shared = False  # of an elastic group: whether it is connected, and has one state
         if workers is None:
-            self._enter(group or open_group(cluster_resolver or TFConfigClusterResolver()))
+            self.cluster_resolver = None if group else cluster_resolver or TFConfigClusterResolver()
+            self._enter(open_group(self.cluster_resolver) if self.cluster_resolver else group)
         else:
             name = group_name or script_name(sys.argv[0] if sys.argv else "")
             self.may_grow = True

@@ -112,13 +112,14 @@ class ParameterServerStrategy(Strategy):
     ) -> None:
         found = logical_devices(devices)
         super().__init__(found, cross_device_ops or default_cross_device_ops(found))
-        self._task = enter_task(resolver) if (resolver := resolver_of_cluster(cluster_resolver, client)) else None
+        resolver = resolver_of_cluster(cluster_resolver, client)
+        self._task, self.cluster_resolver = enter_task(resolver) if resolver else None, resolver or cluster_resolver
         self._partitioner, self._options = variable_partitioner, options
         workers = self._task.workers if self._task else workers
         self._place = HybridGroup.of(group, workers)
         if group_size != 1 and not group:
-            listed = cluster_resolver or TFConfigClusterResolver()
-            self._place = open_hybrid_group(listed, group_size, coordinator=self._task is not None)
+            self.cluster_resolver = cluster_resolver or TFConfigClusterResolver()
+            self._place = open_hybrid_group(self.cluster_resolver, group_size, coordinator=self._task is not None)
         self._group, self._workers = self._place.group, self._place.workers
         self._consistency = consistency or Asynchronous()
         self._job = job or script_name(sys.argv[0] if sys.argv else "")

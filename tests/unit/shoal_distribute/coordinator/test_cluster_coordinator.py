@@ -10,7 +10,14 @@ import pytest
 import shoal
 from shoal import errors
 from shoal.data import from_arrays
-from shoal_distribute import ClusterCoordinator, MirroredStrategy, ParameterServerStrategy, get_strategy, keras
+from shoal_distribute import (
+    ClusterCoordinator,
+    DistributedIterator,
+    MirroredStrategy,
+    ParameterServerStrategy,
+    get_strategy,
+    keras,
+)
 
 NO_CLIENT = cast(shoal.Client, object())  # no session opens, because there is no optimizer
 
@@ -25,9 +32,9 @@ def coordinator() -> Iterator[ClusterCoordinator]:
 
 
 def test_functions_run_in_the_scope_with_their_own_values(coordinator: ClusterCoordinator) -> None:
-    def step(batches: list[Iterator[np.ndarray]], *, factor: int) -> dict[str, Any]:
+    def step(batches: list[DistributedIterator], *, factor: int) -> dict[str, Any]:
         assert get_strategy() is coordinator.strategy
-        return {"sum": next(batches[0]).sum() * factor, "name": "a"}
+        return {"sum": batches[0].get_next().sum() * factor, "name": "a"}
 
     for given in (from_arrays(np.arange(4)).batch(2), lambda: from_arrays(np.arange(4)).batch(2)):
         batches = iter(coordinator.create_per_worker_dataset(given))
@@ -45,7 +52,7 @@ def test_functions_run_in_the_scope_with_their_own_values(coordinator: ClusterCo
         ):
             coordinator.done()
         with pytest.raises(errors.WrongContext, match=r"call next\(\) within the function"):
-            next(batches)
+            batches.get_next()
 
 
 def test_fit_beside_a_coordinator_says_what_to_do(coordinator: ClusterCoordinator) -> None:
