@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from shoal import errors
 from shoal.program import Array
 from shoal_distribute.devices import LogicalDevice
+from shoal_distribute.operators import Operators
 from shoal_distribute.replica_context import Replicated, current_replica
 from shoal_worker.arrays import on_host
 
@@ -85,8 +86,10 @@ def rebuilt(like: Any, parts: list[Any]) -> Any:
     return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
 
 
-class DistributedVariable(ABC):
+class DistributedVariable(Operators, ABC):
     """A variable of a strategy. `Strategy.create_variable` makes it.
+
+    Its operators return a `keras.Tensor`, which a gradient tape follows back to the variable.
 
     The replicas' copies of a trainable variable are always equal. Each replica has its own copy of a variable that is
     not trainable, such as a running mean; outside of `run`, its value is the mean of the copies.
@@ -101,6 +104,9 @@ class DistributedVariable(ABC):
         constraint: returns the values that replace those of an update; None keeps them. Strategies whose servers update
             the variables do not apply it.
     """
+
+    # Returns the value as a tensor that tapes follow. `keras.tensor`, a layer above, sets it.
+    tensor_of: ClassVar[Callable[["DistributedVariable"], Any]]
 
     def __init__(self, strategy: Replicated, name: str, initial: np.ndarray, *, trainable: bool) -> None:
         self.strategy, self.name, self.trainable = strategy, name, trainable
@@ -179,6 +185,10 @@ class DistributedVariable(ABC):
     def numpy(self) -> np.ndarray:
         """Returns a copy of the value on the host."""
         return np.array(on_host(self.read()))
+
+    def _operated(self, function: Callable[..., Any], *operands: Any) -> Any:
+        tensor = type(self).tensor_of(self)
+        return function(*(tensor if it is self else it for it in operands))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)

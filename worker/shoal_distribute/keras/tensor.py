@@ -70,8 +70,8 @@ class Record:
 class Tensor:
     """An array, and how a tape can find its gradients. Models and losses return it.
 
-    It converts to NumPy by `numpy()` or `np.asarray`. A tape follows its operators and `sum` and `mean`, but no
-    function of NumPy or CuPy.
+    It converts to NumPy by `numpy()` or `np.asarray`. A tape follows `+ - * / @ **`, `abs`, indexing, `sum` and `mean`,
+    but no function of NumPy or CuPy. Comparisons return arrays.
 
     Args:
         array: a NumPy or CuPy array, or a `SplitArray`, which has a part on each of several devices.
@@ -182,8 +182,35 @@ class Tensor:
         return recorded(-self.array, (self,), lambda dy: [-dy])
 
     def __pow__(self, exponent: float) -> "Tensor":
-        slope = exponent * self.array ** (exponent - 1)
-        return recorded(self.array**exponent, (self,), lambda dy: [dy * slope])
+        if not np.isscalar(exponent):
+            return NotImplemented  # its gradient with respect to the exponent is not there
+        x: Any = self.array
+        slope = 0 if exponent == 0 else exponent  # 0 * 0**-1 is no number
+
+        def pull(dy: Array) -> list[Array]:
+            return [dy * slope * x ** (exponent - 1) if slope else dy * 0]
+
+        return recorded(x**exponent, (self,), pull)
+
+    def __abs__(self) -> "Tensor":
+        x = self.array
+        return recorded(abs(x), (self,), lambda dy: [dy * namespace_of(x).sign(x)])
+
+    def __matmul__(self, other: Any) -> "Tensor":
+        return _combined(self, other, lambda a, b: a @ b, _matmul_slopes)
+
+    def __rmatmul__(self, other: Any) -> "Tensor":
+        return _combined(self, other, lambda a, b: b @ a, lambda dy, a, b: _matmul_slopes(dy, b, a)[::-1])
+
+    def __getitem__(self, key: Any) -> "Tensor":
+        x, xp = self.array, namespace_of(self.array)
+
+        def pull(dy: Array) -> list[Array]:
+            whole = xp.zeros_like(x)
+            xp.add.at(whole, key, dy)  # an element may be taken more than once
+            return [whole]
+
+        return recorded(xp.asarray(x[key]), (self,), pull)
 
     def __lt__(self, other: Any) -> Array:
         return self.array < array_of(other)
@@ -246,6 +273,14 @@ def leaf() -> Node:
     return Node((), lambda _: ())
 
 
+def tensor_of(variable: DistributedVariable) -> Tensor:
+    """Returns the value of a variable as a tensor that tapes follow back to the variable."""
+    return recorded(variable.read(), (variable,), lambda dy: [dy])
+
+
+DistributedVariable.tensor_of = tensor_of
+
+
 def _combined(
     a: Tensor,
     other: Any,
@@ -253,7 +288,7 @@ def _combined(
     slopes: Callable[[Array, Array, Any], tuple[Array, Array]],
 ) -> Tensor:
     b = array_of(other)
-    if not (np.isscalar(b) or hasattr(b, "dtype")):
+    if not (np.isscalar(b) or hasattr(b, "__array__")):
         return NotImplemented  # type: ignore[no-any-return] # Python tries the other operand
     x = a.array
     inputs: tuple[Any, ...] = (a, other) if isinstance(other, Tensor | DistributedVariable) else (a,)
@@ -263,6 +298,15 @@ def _combined(
         return [_unbroadcast(slope, array_of(it)) for slope, it in zip(found, inputs, strict=False)]
 
     return recorded(namespace_of(x).asarray(value(x, b)), inputs, pull)
+
+
+def _matmul_slopes(dy: Array, a: Array, b: Array) -> tuple[Array, Array]:
+    """Returns the gradients of both factors of a matrix product, before those of broadcast axes are added up."""
+    rows, columns = a if a.ndim > 1 else a[None, :], b if b.ndim > 1 else b[:, None]
+    whole = dy if b.ndim > 1 else dy[..., None]
+    whole = whole if a.ndim > 1 else whole[..., None, :]
+    da, db = whole @ columns.swapaxes(-1, -2), rows.swapaxes(-1, -2) @ whole
+    return da if a.ndim > 1 else da[..., 0, :], db if b.ndim > 1 else db[..., 0]
 
 
 def _unbroadcast(gradient: Array, like: Array) -> Array:
@@ -283,4 +327,5 @@ __all__ = [
     "leaf",
     "open_records",
     "recorded",
+    "tensor_of",
 ]

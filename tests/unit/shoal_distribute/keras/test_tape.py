@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal import errors
-from shoal_distribute import GradientTape, compute_average_loss, function, keras, nn
+from shoal_distribute import GradientTape, compute_average_loss, function, get_strategy, keras, nn
 
 A, B = np.array([[1.0, -2.0], [3.0, 0.5]]), np.array([2.0, 4.0])
 
@@ -27,6 +27,12 @@ A, B = np.array([[1.0, -2.0], [3.0, 0.5]]), np.array([2.0, 4.0])
         lambda a, b: a**2 * b,
         lambda a, b: (a * a).sum(axis=1) + b.mean(),
         lambda a, b: a.mean(axis=0) * b,
+        lambda a, b: abs(a) * b[0],
+        lambda a, b: a[[0, 1, 0]] ** 3 * b[:1],
+        lambda a, b: a[:, 1] + b**0,
+        lambda a, b: a @ b,
+        lambda a, b: b @ a @ np.ones((2, 3)),
+        lambda a, b: np.ones((4, 1, 2)) @ a * (b @ b),
     ],
 )
 def test_arithmetic(of: Callable[[keras.Tensor, keras.Tensor], keras.Tensor]) -> None:
@@ -191,3 +197,26 @@ def test_function_is_the_function_itself() -> None:
         return 3 * x
 
     assert (double(1), triple(1)) == (2, 3)
+
+
+def test_the_tape_follows_operators_of_variables() -> None:
+    strategy = get_strategy()
+    weights, bias = strategy.create_variable("w", A), strategy.create_variable("b", B)
+    x = np.array([[1.0, 2.0], [0.5, -1.0], [3.0, 0.0]])
+    with GradientTape(persistent=True) as tape:
+        penalty = (weights**2).sum() + abs(bias).sum() - weights[0] @ bias
+        loss = ((x @ weights + bias) ** 2).mean()
+        scaled = (np.float64(3) * bias / 2 - 1.0).sum()
+    pairs = zip(tape.gradient(penalty, [weights, bias]), (2 * A - np.outer([1, 0], B), np.sign(B) - A[0]), strict=True)
+    for found, expected in pairs:
+        np.testing.assert_allclose(found.numpy(), expected)
+    slope = 2 * (x @ A + B) / 6
+    np.testing.assert_allclose(tape.gradient(loss, weights).numpy(), x.T @ slope)
+    np.testing.assert_allclose(tape.gradient(loss, bias).numpy(), slope.sum(axis=0))
+    np.testing.assert_allclose(tape.gradient(scaled, bias).numpy(), [1.5, 1.5])
+    np.testing.assert_allclose(np.sqrt(bias), np.sqrt(B))  # functions of NumPy still take variables
+
+
+def test_a_power_of_two_tensors_is_refused() -> None:
+    with pytest.raises(TypeError, match="unsupported operand"):
+        keras.Tensor(A) ** keras.Tensor(A)

@@ -27,6 +27,7 @@ from shoal_distribute.keras.layers.core_layer import WrappedLayer
 from shoal_distribute.keras.layers.input import Input, InputLayer
 from shoal_distribute.keras.layers.merging import Add, Average, Concatenate, Maximum, Multiply, Subtract
 from shoal_distribute.keras.layers.normalization import BatchNormalization, LayerNormalization
+from shoal_distribute.keras.layers.operation import Operation
 from shoal_distribute.keras.layers.pooling import (
     AveragePooling2D,
     GlobalAveragePooling2D,
@@ -74,6 +75,7 @@ __all__ = [
     "Maximum",
     "Multiply",
     "Normalization",
+    "Operation",
     "ParallelEmbedding",
     "RandomBrightness",
     "RandomContrast",

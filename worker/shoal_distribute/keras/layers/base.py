@@ -1,4 +1,4 @@
-"""Base class of the Keras-shaped layers, and symbolic tensors, which stand for values in a functional model."""
+"""Base class of the Keras-shaped layers."""
 
 import functools
 import inspect
@@ -6,7 +6,6 @@ import itertools
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from shoal import errors
 from shoal_distribute.keras import config, regularizers
 from shoal_distribute.keras.layers.own_weights import OwnWeights
+from shoal_distribute.keras.layers.symbolic import KerasTensor, SymbolicCall, shapes_of
 from shoal_distribute.keras.names import Refused, snake_case, unique_name
 from shoal_distribute.keras.tensor import Tensor, array_of, recorded
 from shoal_distribute.replica_context import current_replica
@@ -24,59 +24,6 @@ from shoal_nn.layer import Shape
 _numbers = itertools.count()
 _OURS = f"{__package__}."
 _here = threading.local()  # "training": whether the layer that this thread calls acts as in training; None outside
-
-
-class KerasTensor:
-    """Symbolic tensor: the value of a functional model at one place, known by its shape only.
-
-    Args:
-        shape: shape of a sample.
-        dtype: dtype of the values.
-        call: the call of a layer that computes it; None for an input.
-        name: name of the input or of the layer.
-        input_layer: the layer that stands for an input among the layers of a model.
-    """
-
-    def __init__(
-        self,
-        shape: Shape,
-        dtype: str,
-        call: "SymbolicCall | None" = None,
-        name: str = "",
-        input_layer: "Layer | None" = None,
-    ) -> None:
-        self.sample_shape, self.dtype, self.call, self.name = tuple(shape), dtype, call, name
-        self.input_layer = input_layer
-
-    @property
-    def shape(self) -> tuple[int | None, ...]:
-        """The shape; None stands for the batch."""
-        return None, *self.sample_shape
-
-    def __repr__(self) -> str:
-        return f"<KerasTensor shape={self.shape}, dtype={self.dtype}, name={self.name!r}>"
-
-
-@dataclass(frozen=True, eq=False)
-class SymbolicCall:
-    """One call of a layer on symbolic tensors.
-
-    Attributes:
-        layer: the layer.
-        inputs: what it was called on: a symbolic tensor, or a list of them.
-        number: larger than those of the calls that computed the inputs.
-        training: whether the layer acts as in training; None means as the model does.
-    """
-
-    layer: "Layer"
-    inputs: Any
-    number: int
-    training: bool | None = None
-
-    @property
-    def tensors(self) -> list[KerasTensor]:
-        """The inputs as a list."""
-        return list(self.inputs) if isinstance(self.inputs, list) else [self.inputs]
 
 
 class Layer(OwnWeights):
@@ -123,6 +70,7 @@ class Layer(OwnWeights):
         self.strategy = get_strategy()
         self.activity_regularizer = regularizers.get(activity_regularizer)
         self._trainable = trainable
+        self._symbols: tuple[Any, Any] | None = None  # of its first call on symbolic tensors: inputs and output
         self._added: dict[int, list[Tensor]] = {}  # by replica: the losses of its last call
 
     @property
@@ -141,6 +89,26 @@ class Layer(OwnWeights):
         if type(self).__module__.startswith(_OURS):  # they keep none, and each step asks each layer
             return []
         return list(dict.fromkeys(_layers_in(vars(self))))
+
+    @property
+    def input(self) -> Any:
+        """The symbolic tensor that it was first called on, or a list of them."""
+        return self._first_call()[0]
+
+    @property
+    def output(self) -> Any:
+        """The symbolic tensor that its first call on one returned: `Model(model.input, layer.output)`."""
+        return self._first_call()[1]
+
+    @property
+    def input_shape(self) -> Any:
+        """The shape of its symbolic input, or a list of them; None stands for the batch."""
+        return shapes_of(self.input)
+
+    @property
+    def output_shape(self) -> Any:
+        """The shape of its symbolic output; None stands for the batch."""
+        return shapes_of(self.output)
 
     @property
     def is_complete(self) -> bool:
@@ -275,9 +243,13 @@ class Layer(OwnWeights):
         if any(isinstance(part, KerasTensor) for part in parts):
             return self._called_on_symbols(parts if isinstance(inputs, list | tuple) else inputs, training)
         several = isinstance(inputs, list | tuple) and all(hasattr(part, "dtype") for part in parts)
-        tensors: Any = [as_tensor(it) for it in inputs] if several else as_tensor(inputs)
+        tensors: Any
+        if isinstance(inputs, dict):
+            tensors = {name: as_tensor(it) for name, it in inputs.items()}
+        else:
+            tensors = [as_tensor(it) for it in inputs] if several else as_tensor(inputs)
         if not self.built:
-            self._build_once([it.shape[1:] for it in tensors] if several else tensors.shape[1:])
+            self._build_once(_sample_shapes(tensors))
         outer = getattr(_here, "training", None)
         if outer is None:
             for layer in self.all_layers():
@@ -316,7 +288,17 @@ class Layer(OwnWeights):
         shape = [part.sample_shape for part in parts] if isinstance(inputs, list) else inputs.sample_shape
         output = self.compute_output_shape(shape)
         self._build_once(shape)
-        return KerasTensor(output, self.dtype, SymbolicCall(self, inputs, next(_numbers), training), self.name)
+        made = KerasTensor(output, self.dtype, SymbolicCall(self, inputs, next(_numbers), training), self.name)
+        self._symbols = self._symbols or (inputs, made)
+        return made
+
+    def _first_call(self) -> tuple[Any, Any]:
+        if self._symbols is None:
+            raise AttributeError(
+                f"layer {self.name} has no input and no output, because it was not called on a symbolic tensor; make "
+                "the model of keras.Input, or build it"
+            )
+        return self._symbols
 
     def _build_once(self, shape: Any) -> None:
         if self.built:
@@ -343,6 +325,12 @@ def _layers_in(held: Any) -> Iterator[Layer]:
             yield value
         elif isinstance(value, list | tuple | dict):
             yield from _layers_in(value)
+
+
+def _sample_shapes(tensors: Any) -> Any:
+    if isinstance(tensors, dict):
+        return {name: it.shape[1:] for name, it in tensors.items()}
+    return [it.shape[1:] for it in tensors] if isinstance(tensors, list) else tensors.shape[1:]
 
 
 def _replica_number() -> int:

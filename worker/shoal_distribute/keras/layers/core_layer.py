@@ -14,7 +14,8 @@ from shoal.program import Array
 from shoal_distribute.keras import config, constraints, initializers, regularizers
 from shoal_distribute.keras.layers.base import Layer, Shape, cast
 from shoal_distribute.keras.layers.forward_pass import TrainingCall, current_pass
-from shoal_distribute.keras.tensor import Tensor, is_recorded, recorded
+from shoal_distribute.keras.layers.weight_attribute import WeightAttribute
+from shoal_distribute.keras.tensor import Tensor, is_recorded, recorded, tensor_of
 from shoal_distribute.replica_context import current_replica
 from shoal_distribute.values import DistributedVariable
 from shoal_nn.layer import TrainingContext
@@ -47,6 +48,11 @@ class CoreLayer(Layer):
     # Keras' names of the variables whose names differ in shoal_nn.
     weight_names: ClassVar[Mapping[str, str]] = {}
     takes_integers: ClassVar[bool] = False
+
+    kernel, bias = WeightAttribute(), WeightAttribute()
+    gamma, beta = WeightAttribute(), WeightAttribute()
+    moving_mean, moving_variance = WeightAttribute(), WeightAttribute()
+    embeddings = WeightAttribute()
 
     def __init__(self, found: Mapping[str, WeightArguments] | None = None, /, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -87,6 +93,10 @@ class CoreLayer(Layer):
     def constants(self, _shape: Shape, /) -> dict[str, np.ndarray]:
         """Returns the values of the pure layer's variables that this layer does not have, by name."""
         return {}
+
+    def variable_named(self, name: str) -> DistributedVariable | None:
+        """Returns the variable with this name of Keras', such as "kernel"; None if there is none."""
+        return next((it for own, it in self._variables.items() if self.weight_names.get(own, own) == name), None)
 
     @property
     def own_variables(self) -> list[DistributedVariable]:
@@ -143,7 +153,7 @@ class CoreLayer(Layer):
         for name, variable in self._variables.items():
             penalty = self._regularizers.get(name)
             if penalty is not None and id(variable) in trained:
-                found.append(penalty(recorded(variable.read(), (variable,), lambda dy: [dy])))
+                found.append(penalty(tensor_of(variable)))
         return found
 
     def trained_variables(self) -> dict[str, DistributedVariable]:

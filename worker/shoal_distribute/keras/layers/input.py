@@ -31,7 +31,7 @@ def Input(  # noqa: N802 - Keras' name
             f"Input got the shape {shape!r}; give the lengths of a sample's axes, such as (32, 32, 3)", kind="Input"
         )
     layer = InputLayer(tuple(int(length or 0) for length in shape), name=name, dtype=dtype)
-    return KerasTensor(layer.shape, layer.dtype, None, layer.name, layer)
+    return layer.symbol
 
 
 class InputLayer(Layer):
@@ -55,6 +55,8 @@ class InputLayer(Layer):
         super().__init__(**kwargs)
         self.shape = self.sample_shape = tuple(shape)
         self.built = True
+        self.symbol = KerasTensor(self.shape, self.dtype, None, self.name, self)
+        self._symbols = self.symbol, self.symbol
 
     def compute_output_shape(self, shape: Shape) -> Shape:
         return shape

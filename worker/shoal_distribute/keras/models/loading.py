@@ -109,9 +109,10 @@ def _graph(config: dict[str, Any], custom_objects: Mapping[str, Any] | None) -> 
         symbols.append(parts[call["layer"]](fed if call["several"] else fed[0], training=learns))
     outputs = [symbols[number] for number in config["outputs"]]
     several_inputs, several_outputs = config["several"]
-    return Model(
-        inputs if several_inputs else inputs[0], outputs if several_outputs else outputs[0], name=config["name"]
-    )
+    given: Any = inputs if several_inputs else inputs[0]
+    if names := config.get("input_names"):  # earlier files do not have it
+        given = dict(zip(names, inputs, strict=True))
+    return Model(given, outputs if several_outputs else outputs[0], name=config["name"])
 
 
 def _tupled(value: Any) -> Any:

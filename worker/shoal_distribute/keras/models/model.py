@@ -22,7 +22,8 @@ class Model(Trainer, Layer):
     A subclass may instead define `call`, and keep its layers as attributes: see `Layer`.
 
     Args:
-        inputs: what `Input` returned, or a list of such tensors. A subclass with a `call` of its own has none.
+        inputs: what `Input` returned, or a list or dict of such tensors. Then `fit` and calls take the same. A list
+            can also be given as a dict by the names of the inputs. A subclass with a `call` of its own has none.
         outputs: the symbolic tensors that the model computes: one, or a list.
         **kwargs: see `Layer`.
 
@@ -32,11 +33,20 @@ class Model(Trainer, Layer):
 
     def __init__(self, inputs: Any = None, outputs: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        if isinstance(outputs, dict):
+            raise errors.InvalidLayer(
+                f"the outputs of model {self.name} are a dict; give one tensor, or a list of them"
+            )
         self._inputs, self._outputs = inputs, outputs
         self._calls = [] if inputs is None else calls_between(_listed(inputs), _listed(outputs))
         if inputs is not None:
             self._check_names()
             self.built = True
+
+    def __call__(self, inputs: Any, training: bool | None = None) -> Any:
+        if isinstance(inputs, dict) and self._inputs is not None:
+            inputs = self._in_order(inputs)
+        return super().__call__(inputs, training)
 
     @property
     def layers(self) -> list[Layer]:
@@ -57,7 +67,7 @@ class Model(Trainer, Layer):
 
     @property
     def input(self) -> Any:
-        """The symbolic input, or a list of them."""
+        """The symbolic input, or a list or dict of them."""
         return self._inputs
 
     @property
@@ -120,6 +130,20 @@ class Model(Trainer, Layer):
                     f"needs {symbol.sample_shape}; reshape the data, or change Input"
                 )
         return inputs
+
+    def _in_order(self, given: dict[str, Any]) -> list[Any]:
+        """Returns the inputs that a dict has by their names.
+
+        Raises:
+            InvalidData: the names are not those of the inputs.
+        """
+        names = list(self._inputs) if isinstance(self._inputs, dict) else [it.name for it in self.inputs]
+        if set(given) != set(names):
+            raise errors.InvalidData(
+                f"model {self.name} got the inputs {', '.join(map(str, given)) or 'of an empty dict'}, but needs "
+                f"{', '.join(names)}"
+            )
+        return [given[name] for name in names]
 
     def steps(self) -> list[tuple[KerasTensor, SymbolicCall]]:
         """Returns the calls of layers, each with the symbolic tensor that it computes."""
@@ -205,6 +229,8 @@ def calls_between(inputs: list[KerasTensor], outputs: list[KerasTensor]) -> list
 
 
 def _listed(tensors: Any) -> list[KerasTensor]:
+    if isinstance(tensors, dict):
+        tensors = list(tensors.values())
     listed = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
     for each in listed:
         if not isinstance(each, KerasTensor):

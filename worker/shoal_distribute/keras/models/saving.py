@@ -170,6 +170,7 @@ def _described_graph(model: Any) -> dict[str, Any]:
         "layers": [described(it) for it in model.layers],
         "calls": calls,
         "outputs": [numbers[id(it)] for it in model.outputs],
+        "input_names": list(model.input) if isinstance(model.input, dict) else None,
         "several": [isinstance(model.input, list | tuple), isinstance(model.output, list | tuple)],
     }
 

@@ -76,8 +76,9 @@ class Sequential(Model):
         if given and given[0] is None:  # Keras' shapes have the batch in front
             given = given[1:]
         self.sample_shape = given
-        symbol = KerasTensor(given, self.dtype, None, f"{self.name}_input")
-        self._inputs = symbol
+        symbol = self._inputs  # the same one after `add`, so that `layer.output` stays connected with it
+        if symbol is None or symbol.sample_shape != given:
+            symbol = self._inputs = KerasTensor(given, self.dtype, None, f"{self.name}_input")
         for layer in self._listed:
             symbol = layer(symbol)
         self._outputs = symbol

@@ -20,7 +20,7 @@ class ArrayBatches:
     """Batches of arrays.
 
     Args:
-        x: inputs: an array, or a list of them.
+        x: inputs: an array, or a list or dict of them.
         y: labels; None for none.
         sample_weight: weights of the samples; None for none.
         batch_size: samples of a batch, over all replicas.
@@ -35,7 +35,7 @@ class ArrayBatches:
         self, x: Any, y: Any, sample_weight: Any, batch_size: int, *, shuffle: bool = False, seed: int = 0
     ) -> None:
         self._parts = [_on_host(part) for part in (x, y, sample_weight)]
-        arrays = [it for part in self._parts for it in (part if isinstance(part, list) else [part])]
+        arrays = [it for part in self._parts for it in _leaves(part)]
         lengths = {len(it) for it in arrays if it is not None}
         if len(lengths) != 1 or not min(lengths):
             counts = ", ".join(map(str, sorted(lengths)))
@@ -161,11 +161,13 @@ def divided(batch: BatchTuple, strategy: Strategy, *, between_processes: bool = 
 
 
 def arrays_of(part: Any) -> Any:
-    """Returns a part of a batch: a list if it has several arrays, and one array for a list of numbers.
+    """Returns a part of a batch: a list or dict if it has several arrays, and one array for a list of numbers.
 
     Raises:
         InvalidData: a list has neither, or its rows differ in length.
     """
+    if isinstance(part, dict):
+        return {name: arrays_of(it) for name, it in part.items()}
     if not isinstance(part, list | tuple):
         return part
     if part and all(hasattr(it, "dtype") and np.ndim(it) for it in part):
@@ -183,8 +185,7 @@ def arrays_of(part: Any) -> Any:
 
 def samples_of(batch: Any) -> int:
     """Returns the number of samples of a batch, or of one replica's part."""
-    x = batch[0][0] if isinstance(batch[0], list) else batch[0]
-    return len(x)
+    return len(_leaves(batch[0])[0])
 
 
 def check_batch_size(batch_size: int, strategy: Strategy) -> None:
@@ -214,9 +215,16 @@ def split_off(arrays: Sequence[Any], share: float) -> tuple[list[Any], list[Any]
     return [_picked(it, slice(kept)) for it in hosted], [_picked(it, slice(kept, None)) for it in hosted]
 
 
+def _leaves(part: Any) -> list[Any]:
+    """Returns the arrays of a part of a batch."""
+    return list(part.values()) if isinstance(part, dict) else part if isinstance(part, list) else [part]
+
+
 def _on_host(part: Any) -> Any:
     if part is None:
         return None
+    if isinstance(part, dict):
+        return {name: _on_host(it) for name, it in part.items()}
     given = arrays_of(part)
     return [on_host(array_of(it)) for it in given] if isinstance(given, list) else on_host(array_of(given))
 
@@ -224,6 +232,8 @@ def _on_host(part: Any) -> Any:
 def _picked(part: Any, chosen: Any) -> Any:
     if part is None:
         return None
+    if isinstance(part, dict):
+        return {name: it[chosen] for name, it in part.items()}
     return [it[chosen] for it in part] if isinstance(part, list) else part[chosen]
 
 

@@ -104,7 +104,7 @@ def source_of(
 
     Args:
         strategy: the strategy whose replicas divide them.
-        x: inputs: an array, a list of arrays, or a data set, which the strategy distributes.
+        x: inputs: an array, a list or dict of arrays, or a data set, which the strategy distributes.
         y: labels; None for none.
         sample_weight: weights of the samples; None for none.
         batch_size: samples of a batch over all replicas; None means 32.
@@ -166,7 +166,9 @@ def validation_of(strategy: Strategy, data: Any, batch_size: int | None, steps: 
 
 
 def is_arrays(x: Any) -> bool:
-    """Returns whether inputs are an array, or a list of arrays."""
+    """Returns whether inputs are an array, or a list or dict of arrays."""
+    if isinstance(x, dict):
+        x = list(x.values())
     parts = x if isinstance(x, list | tuple) else [x]
     return bool(parts) and all(hasattr(part, "dtype") for part in parts)
 
