@@ -302,11 +302,11 @@ class BackupAndRestore(Callback, Advising):
         self._checkpoint = Checkpoint(model=self.model, optimizer=self.model.optimizer, epoch=0)
         self._manager = CheckpointManager(self._checkpoint, self._folder, 1, "epoch")
         if self._manager.restore_or_initialize():
-            self.model.first_epoch = self._checkpoint.objects["epoch"]
+            self.model.first_epoch = self._checkpoint.epoch
         self._check_epochs(self.model.strategy.of_ranks(self.model.first_epoch))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - the state is written
-        self._checkpoint.objects["epoch"] = epoch + 1
+        self._checkpoint.epoch = epoch + 1
         self._manager.save()
 
     def on_train_end(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - the state is removed

@@ -1,6 +1,7 @@
 """Checkpoints of custom training loops: numbered files of models, optimizers and numbers."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,19 @@ from shoal_distribute.keras.optimizers import Optimizer
 from shoal_distribute.values import DistributedVariable
 
 _SUFFIX = ".npz"
+_OWN = ("objects", "save_counter")  # attributes of a Checkpoint
 
 
 class Checkpoint:
     """Objects that are written and restored together.
 
-        checkpoint = Checkpoint(model=model, optimizer=optimizer)
+        checkpoint = Checkpoint(model=model, optimizer=optimizer, epoch=0)
+        checkpoint.epoch += 1
         path = checkpoint.save("checkpoints/ckpt")      # checkpoints/ckpt-1
         checkpoint.restore(path)
 
-    In several processes, all of them call `save`, and the first one writes. All need to read the file.
+    The objects are attributes, too. In several processes, all of them call `save`, and the first one writes. All need
+    to read the file.
 
     Args:
         **objects: models, layers, optimizers of `keras.optimizers`, variables, and whole numbers.
@@ -43,7 +47,26 @@ class Checkpoint:
                     f"Checkpoint({name}=...) got a {type(it).__name__}; give models, layers, optimizers of "
                     "keras.optimizers, variables or whole numbers"
                 )
+            if hasattr(type(self), name) or name in _OWN:
+                raise errors.BadRequest(f"Checkpoint({name}=...) would hide Checkpoint.{name}; use another name")
         self.objects, self.save_counter = dict(objects), 0
+
+    def __getattr__(self, name: str) -> Any:
+        objects = self.__dict__.get("objects", {})
+        if name not in objects:
+            raise AttributeError(f"the checkpoint has no object {name!r}", name=name, obj=self)
+        return objects[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        objects = self.__dict__.get("objects", {})
+        if name not in objects:
+            super().__setattr__(name, value)
+        elif isinstance(objects[name], int) and isinstance(value, int | np.integer):
+            objects[name] = int(value)
+        else:
+            raise errors.BadRequest(
+                f"{name} of a checkpoint can be set only if it is a whole number, and to one; make another Checkpoint"
+            )
 
     @property
     def writes(self) -> bool:
@@ -82,11 +105,14 @@ class Checkpoint:
             write_arrays(f"{file_prefix}{_SUFFIX}", arrays, {})
         return str(file_prefix)
 
-    def restore(self, save_path: str | Path | None) -> "Checkpoint":
+    def restore(self, save_path: str | Path | None) -> "RestoreStatus":
         """Sets the objects to what a checkpoint has. Models must be built.
 
         Args:
             save_path: what `save` returned; None, as `latest_checkpoint` returns it without a file, changes nothing.
+
+        Returns:
+            What the file has and this checkpoint has not.
 
         Raises:
             UnknownCheckpoint: there is no such file.
@@ -94,7 +120,7 @@ class Checkpoint:
             IncompatibleCheckpoint: the variables are not those of the objects, or an optimizer is of another kind.
         """
         if save_path is None:
-            return self
+            return RestoreStatus(None)
         arrays, _ = read_arrays(f"{save_path}{_SUFFIX}")
         for name, it in self.objects.items():
             prefix = f"{name}/"
@@ -105,7 +131,8 @@ class Checkpoint:
                 )
             self._set(name, it, own, str(save_path))
         self.save_counter = int(arrays["save_counter"])
-        return self
+        named = {key.partition("/")[0] for key in arrays if "/" in key}
+        return RestoreStatus(str(save_path), sorted(named - self.objects.keys()))
 
     def _arrays_of(self, it: Any) -> dict[str, np.ndarray]:
         if isinstance(it, Layer):
@@ -133,6 +160,47 @@ class Checkpoint:
             for name, it in models.items()
             for place, variable in saving.variables_by_place(it, f"{name}/").items()
         }
+
+
+class RestoreStatus:
+    """What `Checkpoint.restore` has done. All objects of the checkpoint are restored, or `restore` raises.
+
+    Args:
+        path: path of the file; None if there was none.
+        unused: names of the objects that only the file has.
+    """
+
+    def __init__(self, path: str | None, unused: Sequence[str] = ()) -> None:
+        self._path, self._unused = path, list(unused)
+
+    def expect_partial(self) -> "RestoreStatus":
+        """Says that the file may have more objects. They are ignored in any case, without a warning."""
+        return self
+
+    def assert_existing_objects_matched(self) -> "RestoreStatus":
+        """Checks that all objects of the checkpoint were restored.
+
+        Raises:
+            UnknownCheckpoint: there was no file.
+        """
+        if self._path is None:
+            raise errors.UnknownCheckpoint("nothing was restored, because restore got None; give the path of a file")
+        return self
+
+    def assert_consumed(self) -> "RestoreStatus":
+        """Checks that the checkpoint has all objects of the file.
+
+        Raises:
+            IncompatibleCheckpoint: the file has more objects.
+            UnknownCheckpoint: there was no file.
+        """
+        self.assert_existing_objects_matched()
+        if self._unused:
+            raise errors.IncompatibleCheckpoint(
+                f"{self._path} also has {', '.join(self._unused)}; give Checkpoint these objects, or leave out "
+                "assert_consumed"
+            )
+        return self
 
 
 class CheckpointManager:
@@ -200,4 +268,4 @@ def _checkpoints(folder: Path, name: str) -> list[str]:
     return [path for _, path in sorted(numbered)]
 
 
-__all__ = ["Checkpoint", "CheckpointManager", "latest_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointManager", "RestoreStatus", "latest_checkpoint"]

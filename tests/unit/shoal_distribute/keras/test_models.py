@@ -213,14 +213,15 @@ def test_checkpoints_of_models_and_optimizers(tmp_path: Path) -> None:
     assert manager.restore_or_initialize() is None
     for epoch in range(3):
         model.fit(np.ones((4, 4)), np.ones((4, 3)), verbose=0)
-        checkpoint.objects["epoch"] = epoch
+        checkpoint.epoch = epoch
         manager.save()
     assert [Path(it).name for it in manager.checkpoints] == ["ckpt-2", "ckpt-3"]
     assert train.latest_checkpoint(tmp_path) == manager.latest_checkpoint
     twin = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     twin.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
-    other = Checkpoint(model=twin, optimizer=twin.optimizer, epoch=0).restore(manager.latest_checkpoint)
-    assert (other.objects["epoch"], other.save_counter) == (2, 3)
+    other = Checkpoint(model=twin, optimizer=twin.optimizer, epoch=0)
+    other.restore(manager.latest_checkpoint).assert_consumed().assert_existing_objects_matched()
+    assert (other.epoch, other.save_counter, other.model) == (2, 3, twin)
     for it in (model, twin):
         it.fit(np.ones((4, 4)), np.ones((4, 3)), verbose=0)
     np.testing.assert_array_equal(twin.get_weights()[0], model.get_weights()[0])
@@ -228,6 +229,26 @@ def test_checkpoints_of_models_and_optimizers(tmp_path: Path) -> None:
         Checkpoint(other=twin).restore(manager.latest_checkpoint)
     with pytest.raises(errors.BadRequest, match="got a str"):
         Checkpoint(name="x")
+
+
+def test_attributes_of_a_checkpoint_and_what_it_has_restored(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(epoch=1, step=5)
+    checkpoint.epoch += 2
+    path = checkpoint.save(tmp_path / "ckpt")
+    part = Checkpoint(epoch=0)
+    status = part.restore(path).expect_partial()
+    assert (part.epoch, checkpoint.objects) == (3, {"epoch": 3, "step": 5})
+    with pytest.raises(errors.IncompatibleCheckpoint, match="ckpt-1 also has step"):
+        status.assert_consumed()
+    with pytest.raises(errors.UnknownCheckpoint, match="nothing was restored"):
+        part.restore(None).assert_existing_objects_matched()
+    with pytest.raises(AttributeError, match="has no object 'step'"):
+        _ = part.step
+    with pytest.raises(errors.BadRequest, match="only if it is a whole number"):
+        part.epoch = "x"
+    for name in ("save", "objects"):
+        with pytest.raises(errors.BadRequest, match=f"would hide Checkpoint.{name}"):
+            Checkpoint(**{name: 1})
 
 
 def test_initial_values_follow_the_seed() -> None:
