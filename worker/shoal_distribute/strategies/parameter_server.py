@@ -272,7 +272,9 @@ class ParameterServerStrategy(Strategy):
     def close(self, error: str = "") -> None:
         """Ends the session, and so this worker's part of the job. At the end of the process this happens by itself.
 
-        Variables keep their last values, so the model can be evaluated and saved. It cannot be trained further.
+        Variables keep their last values, so the model can be evaluated and saved. It cannot be trained further. With
+        `Synchronous`, the last values exist when the other workers have taken the step. If that takes more than 60 s,
+        this call goes on without them, and reading a variable raises `WrongContext`.
         """
         self._end(error, keeps=not error)
 

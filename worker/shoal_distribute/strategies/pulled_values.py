@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -10,8 +11,12 @@ import numpy as np
 from shoal import errors
 from shoal._system.logs import Log
 from shoal_distribute.strategies.server_variable import ServerVariable
+from shoal_distribute.threads import start_thread
 
 _log = Log(__name__)
+
+# Seconds that the pull at the end may take. In synchronous mode, it waits for the last push of all other workers.
+LAST_PULL_S = 60.0
 
 
 class ValueSource(Protocol):
@@ -25,9 +30,13 @@ class PulledValues:
     """The values of variables: initial ones before training, those of the servers during it, and the last ones after.
 
     Several replicas may read and assign at once.
+
+    Args:
+        last_pull_s: seconds that the pull of `close` may take.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last_pull_s: float = LAST_PULL_S) -> None:
+        self._last_pull_s = last_pull_s
         self._lock = threading.Lock()  # a source is not thread-safe either
         self._source: ValueSource | None = None
         self._opened = False
@@ -112,17 +121,41 @@ class PulledValues:
         """Ends the pulls.
 
         Args:
-            keeps: whether to pull the last values, so that they can be read afterwards.
+            keeps: whether to pull the last values, so that they can be read afterwards. A pull that takes too long
+                goes on in a thread of its own, until the caller closes the session. The values are then unknown.
         """
         with self._lock:
             source, self._source, self._assigned = self._source, None, {}
             if not source or not keeps:
                 return
             try:
-                last = source.pull() if self._pulled is None else self._pulled
+                last = self._last_pull(source) if self._pulled is None else self._pulled
                 self._pulled = {name: np.array(value) for name, value in last.items()}
             except errors.ShoalError as error:  # the work is done, and perhaps nothing reads the values
                 _log.warning("could not pull the last values of the variables", reason=error.message)
 
+    def _last_pull(self, source: ValueSource) -> Mapping[str, np.ndarray]:
+        """Returns the values of a source, which is not used any more if the pull takes too long.
 
-__all__ = ["PulledValues", "ValueSource"]
+        Raises:
+            Unreachable: it took too long.
+        """
+        outcome: Future[Mapping[str, np.ndarray]] = Future()
+
+        def pull() -> None:
+            try:
+                outcome.set_result(source.pull())
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        start_thread(pull, "last-pull")
+        try:
+            return outcome.result(self._last_pull_s)
+        except TimeoutError:
+            raise errors.Unreachable(
+                f"the servers gave no values within {self._last_pull_s:g} s; in synchronous mode, they wait for the "
+                "gradients of the workers that are behind"
+            ) from None
+
+
+__all__ = ["LAST_PULL_S", "PulledValues", "ValueSource"]

@@ -1,5 +1,6 @@
 """ParameterServerStrategy before training begins and after its end, with servers that are objects of this process."""
 
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -9,7 +10,9 @@ import pytest
 
 import shoal
 from shoal import errors, optim
-from shoal_distribute import ParameterServerStrategy, keras
+from shoal_distribute import ParameterServerStrategy, get_strategy, keras
+from shoal_distribute.strategies.pulled_values import PulledValues
+from shoal_distribute.strategies.server_variable import ServerVariable
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
 Y = X @ np.array([[1.0], [-2.0], [3.0]], np.float32)
@@ -99,6 +102,26 @@ def test_values_that_are_not_known_after_the_end_are_refused(
     strategy.close()
     with pytest.raises(errors.WrongContext, match="closed without its last values"):
         model.get_weights()
+
+
+def test_the_end_does_not_wait_for_ever_for_the_last_values() -> None:
+    class Waiting:
+        """A session whose pull waits for other workers, until it is closed."""
+
+        def __init__(self) -> None:
+            self.closed = threading.Event()
+
+        def pull(self) -> dict[str, np.ndarray]:
+            assert self.closed.wait(60)
+            raise errors.Cancelled("the session is closed")
+
+    session, values = Waiting(), PulledValues(last_pull_s=0.01)
+    variable = ServerVariable(get_strategy(), values, "v", np.zeros(2), trainable=True)
+    values.open(session)
+    values.close(keeps=True)
+    with pytest.raises(errors.WrongContext, match="closed without its last values"):
+        variable.read()
+    session.closed.set()
 
 
 def test_a_rate_that_is_set_before_the_first_step_holds_from_there_on(
