@@ -159,6 +159,7 @@ def test_times_of_all_processes_are_known_to_each() -> None:
         for times in strategy.timings().ranks:
             assert times.calls > STEPS
             assert 0 < times.wait + times.transfer < times.seconds
+        assert [it.local_reduce > 0 for it in strategy.timings().ranks] == [True, False]  # by their devices
         text = generate_latest(registry).decode()
         found = {line for line in text.splitlines() if line.startswith(("shoal_rank_steps_total", "shoal_rank_ranks"))}
         strategy.gather(np.zeros(1), axis=0)  # no process leaves before the others know its times

@@ -13,6 +13,7 @@ from shoal_distribute.collectives.calls import ReduceOp
 from shoal_distribute.collectives.group import Group
 from shoal_distribute.collectives.nccl import NcclSums, open_nccl, start_sums
 from shoal_distribute.collectives.options import BUCKET_BYTES, CommunicationImplementation, CommunicationOptions
+from shoal_distribute.collectives.times import TimesBoard
 
 __all__ = [
     "BUCKET_BYTES",
@@ -25,6 +26,7 @@ __all__ = [
     "RankTimes",
     "ReduceOp",
     "StragglerRank",
+    "TimesBoard",
     "open_nccl",
     "start_sums",
 ]

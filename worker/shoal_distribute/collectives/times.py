@@ -14,7 +14,7 @@ from shoal.status import GroupTimings, RankTimes
 from shoal.v1 import group_pb2
 
 # Heartbeats of a rank that are kept: one a second.
-_KEPT = 60
+_KEPT, _HEARTBEAT_S = 60, 1.0
 
 
 class TimesBoard:
@@ -37,6 +37,15 @@ class TimesBoard:
         """Returns the times of this rank for a heartbeat, and keeps them."""
         self._known[self._rank].append(self._now())
         return self._known[self._rank][-1].to_proto().SerializeToString()
+
+    def keep(self) -> None:
+        """Keeps the times of this rank once a second: those of a process without a group, which has no heartbeats."""
+        known, now = self._known[self._rank], self._now()
+        if now.seconds - known[-1].seconds < _HEARTBEAT_S:
+            return
+        known.append(now)
+        while now.seconds - known[0].seconds > _KEPT * _HEARTBEAT_S and len(known) > 1:
+            known.popleft()
 
     def reported(self, rank: int, data: bytes) -> None:
         """Keeps the times of another rank, if its heartbeat has some."""

@@ -1,5 +1,6 @@
 """Strategy: the base class of all strategies, and the surface that they have in common."""
 
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ import numpy as np
 
 from shoal import errors, optim
 from shoal.program import Array
-from shoal_distribute.collectives import Group, ReduceOp
+from shoal_distribute.collectives import Group, GroupTimings, RankTimes, ReduceOp, TimesBoard
 from shoal_distribute.cross_device_ops import CrossDeviceOps
 from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.group_arrays import gathered
@@ -57,7 +58,7 @@ class Strategy(InputSurface, TrainingHooks):
     def __init__(self, devices: Sequence[LogicalDevice], ops: CrossDeviceOps) -> None:
         ops.check(devices)
         self.devices, self._ops = tuple(devices), ops
-        self._threads = ReplicaThreads(self.devices)
+        self._threads, self._board = ReplicaThreads(self.devices), TimesBoard(0, 1)
 
     @property
     def local_replicas(self) -> int:
@@ -235,6 +236,9 @@ class Strategy(InputSurface, TrainingHooks):
         # A mistake in a list is found before any other replica or process gets a part of it.
         variables, arrays = self._collected(replica, checked if isinstance(pairs, Iterator) else iter(list(checked)))
         self._apply(replica, optimizer, variables, arrays)
+        if replica.local_replica == 0 and self._group is None:
+            self._board.own.steps += 1
+            self._board.keep()
 
     @abstractmethod
     def iterations(self, optimizer: optim.Optimizer) -> int:
@@ -274,7 +278,13 @@ class Strategy(InputSurface, TrainingHooks):
         Returns:
             The joined arrays, on the replica's device.
         """
-        return self._ops.all_reduce(replica, op, arrays) if self.local_replicas > 1 else arrays
+        if self.local_replicas == 1:
+            return arrays
+        began = time.perf_counter()
+        joined = self._ops.all_reduce(replica, op, arrays)
+        if replica.local_replica == 0:
+            self._times.local_reduce += time.perf_counter() - began
+        return joined
 
     def merged(self, replica: ReplicaContext, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Calls a function for all replicas: see `ReplicaContext.merge_call`.
@@ -340,6 +350,14 @@ class Strategy(InputSurface, TrainingHooks):
         arrays: list[Array],
     ) -> None:
         """Applies the gradients of all replicas. The arrays are those of `_collected`."""
+
+    @property
+    def _times(self) -> RankTimes:
+        """The times of this process, to which the code that measures a phase adds."""
+        return self._group.times if self._group else self._board.own
+
+    def _timings(self) -> GroupTimings:
+        return self._group.timings() if self._group else self._board.timings()
 
     def _across(self, array: np.ndarray) -> np.ndarray:
         """Returns the sum of an array over all processes."""

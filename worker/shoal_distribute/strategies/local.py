@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal import optim
+from shoal_distribute.collectives import GroupTimings
 from shoal_distribute.cross_device_ops import CrossDeviceOps
 from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.strategies.base import Strategy
@@ -23,6 +24,15 @@ class LocalStrategy(Strategy):
     def __init__(self, devices: Sequence[LogicalDevice], ops: CrossDeviceOps, places: Sequence[LogicalDevice]) -> None:
         super().__init__(devices, ops)
         self._places, self._states = places, OptimizerStates(len(places))
+
+    def timings(self) -> GroupTimings:
+        """Returns the times of all processes over the last minute, by rank: local reduce, wait and transfer.
+
+            print(strategy.timings())
+
+        One process has no wait and no transfer. Its local reduce is how long its replicas joined arrays.
+        """
+        return self._timings()
 
     def iterations(self, optimizer: optim.Optimizer) -> int:
         return self._states.of(optimizer).version

@@ -3,7 +3,6 @@
 import atexit
 import os
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,9 +16,7 @@ from shoal_distribute.collectives import (
     Buckets,
     CommunicationOptions,
     Group,
-    GroupTimings,
     NcclSums,
-    RankTimes,
     ReduceOp,
     open_nccl,
 )
@@ -217,15 +214,6 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         self.share_state()
         return True
 
-    def timings(self) -> GroupTimings:
-        """Returns the times of all processes over the last minute, by rank: local reduce, wait and transfer.
-
-            print(strategy.timings())
-
-        A process that trains alone has none.
-        """
-        return self._group.timings() if self._group else GroupTimings()
-
     def register_metrics(self, registry: CollectorRegistry = REGISTRY) -> None:
         """Adds this process's metrics, `shoal_rank_*`, to a registry of `prometheus_client`, which the script serves.
 
@@ -234,7 +222,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         """
         registry.register(
             RankMetrics(
-                lambda: self._group.times if self._group else RankTimes(),
+                lambda: self._times,
                 self.timings,
                 lambda: self._group.sent_bytes if self._group else 0,
             )
@@ -265,15 +253,12 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         if self._sums is None:
             return super()._collected(replica, gradients)
         variables: list[DistributedVariable] = []
-        local_s = 0.0
         try:
             if not self._overlaps:
                 gradients = iter(list(gradients))
             for part in _parts(gradients, self._options.pack_bytes if self.local_replicas > 1 else 0):
                 variables += [variable for variable, _ in part]
-                began = time.perf_counter()
                 sums = super().join(replica, ReduceOp.SUM, [gradient for _, gradient in part])
-                local_s += time.perf_counter() - began
                 if replica.local_replica == 0:
                     for (variable, _), array in zip(part, sums, strict=True):
                         self._sums.add(variable.name, array if self._nccl else on_host(array))
@@ -284,7 +269,6 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
             raise
         if replica.local_replica == 0 and self._group:
             self._group.times.steps += 1
-            self._group.times.local_reduce += local_s
         return variables, [replica.device.put(it) for it in replica.exchange("the sums of all processes", joined)[0]]
 
     def of_ranks(self, number: int) -> list[int]:

@@ -14,7 +14,7 @@ from shoal._system.logs import Log
 from shoal.consistency import Asynchronous, Consistency
 from shoal.partitioners import Partitioner
 from shoal.program import Array
-from shoal_distribute.collectives import Group, ReduceOp
+from shoal_distribute.collectives import Group, GroupTimings, ReduceOp
 from shoal_distribute.cross_device_ops import CrossDeviceOps, default_cross_device_ops
 from shoal_distribute.devices import logical_devices
 from shoal_distribute.group_session import GroupSession
@@ -262,6 +262,10 @@ class ParameterServerStrategy(Strategy):
     def restore_optimizer(self, optimizer: optim.Optimizer, iterations: int, state: dict[str, np.ndarray]) -> None:
         del iterations, state
         raise self._state_is_on_servers(optimizer)
+
+    def timings(self) -> GroupTimings:
+        """Returns the times of this worker over the last minute, or by rank those of its group."""
+        return self._timings()
 
     def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
         if self._group is None:

@@ -1,5 +1,7 @@
 """Times of ranks: what heartbeats carry, the last minute, and the straggler."""
 
+import pytest
+
 from shoal_distribute.collectives.times import GroupTimings, RankTimes, TimesBoard
 
 
@@ -29,6 +31,21 @@ def test_a_rank_knows_the_last_minute_of_all() -> None:
     assert second == RankTimes(60, 59, 118, 0.0, 14.75, 3.0)  # its own are of now
     boards[1].reported(0, b"")  # another version
     assert boards[1].timings().ranks[0] == first
+
+
+def test_a_process_without_heartbeats_keeps_its_last_minute() -> None:
+    clock = Clock()
+    board = TimesBoard(0, 1, clock)
+    for _ in range(1000):  # ten steps a second
+        clock.now += 0.1
+        board.own.steps += 1
+        board.keep()
+    (found,) = board.timings().ranks
+    assert 59 <= found.seconds <= 61.5
+    assert found.steps == pytest.approx(10 * found.seconds)
+    clock.now += 1000
+    board.keep()
+    assert board.timings().ranks[0].steps == 0
 
 
 def test_the_straggler_is_the_rank_for_which_the_others_wait() -> None:

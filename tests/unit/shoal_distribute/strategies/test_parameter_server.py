@@ -124,6 +124,13 @@ def test_the_end_does_not_wait_for_ever_for_the_last_values() -> None:
     session.closed.set()
 
 
+def test_the_times_of_a_worker(strategy: ParameterServerStrategy) -> None:
+    model = compiled(strategy, keras.Input((3,)))
+    model.fit(X, Y, batch_size=8, verbose=0)
+    (times,) = strategy.timings().ranks
+    assert (times.steps, times.local_reduce > 0) == (2, strategy.local_replicas > 1)
+
+
 def test_a_rate_that_is_set_before_the_first_step_holds_from_there_on(
     strategy: ParameterServerStrategy, servers: Servers
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from shoal import errors
 from shoal.data import from_arrays
 from shoal_distribute import (
+    CentralStorageStrategy,
     ClusterSpec,
     DistributedIterator,
     MirroredStrategy,
@@ -19,6 +20,7 @@ from shoal_distribute import (
     Strategy,
     TFConfigClusterResolver,
     get_replica_context,
+    keras,
 )
 from shoal_distribute.experimental import ValueContext
 
@@ -64,6 +66,19 @@ def test_get_next_is_next(strategy: Strategy) -> None:
     with pytest.raises(StopIteration):
         iterator.get_next()
     assert isinstance(first, PerReplica if strategy.num_replicas_in_sync > 1 else np.ndarray)
+
+
+@pytest.mark.parametrize("kind", [MirroredStrategy, CentralStorageStrategy])
+@pytest.mark.parametrize("devices", [["/cpu:0"], ["/cpu:0", "/cpu:1"]], ids=["one", "two"])
+def test_local_strategies_tell_how_long_their_replicas_join_gradients(kind: Any, devices: list[str]) -> None:
+    with kind(devices) as strategy, strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=2, verbose=0)
+        (times,) = strategy.timings().ranks
+    assert (times.steps, times.calls, times.wait) == (4, 0, 0.0)
+    assert (0 < times.local_reduce < times.seconds) == (len(devices) == 2)
+    assert "local reduce" in str(strategy.timings())
 
 
 def test_the_resolver_of_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
