@@ -198,8 +198,8 @@ class PipelinedModel:
 
     def _inputs(self, x: Any) -> list[Array]:
         """Returns the inputs of the model, after a check of their shapes."""
-        given = list(x) if isinstance(x, list | tuple) else [x]
-        return [it.array for it in self._living().checked_inputs([as_tensor(it) for it in given])]
+        model = self._living()
+        return [it.array for it in model.checked_inputs([as_tensor(it) for it in model.listed_inputs(x)])]
 
     def _living(self) -> Model:
         model = self._model()

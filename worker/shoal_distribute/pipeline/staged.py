@@ -95,7 +95,7 @@ class StagedStrategy(Strategy):
 
     def _pipelined(self, model: Model, x: Any) -> PipelinedModel:
         """Returns a model in stages, with its variables on their devices."""
-        given = [as_tensor(it) for it in (x if isinstance(x, list | tuple) else [x])]
+        given = [as_tensor(it) for it in model.listed_inputs(x)]
         if not model.built and isinstance(model, Sequential):
             model.build(given[0].shape[1:])
         for variable in model.weights:

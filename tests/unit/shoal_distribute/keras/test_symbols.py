@@ -9,7 +9,7 @@ import pytest
 
 from shoal import errors
 from shoal.data import from_arrays
-from shoal_distribute import MirroredStrategy, keras
+from shoal_distribute import MirroredStrategy, OneDeviceStrategy, PipelineStrategy, Strategy, keras
 
 RNG = np.random.default_rng(0)
 X, Y = (RNG.normal(size=(6, 4)).astype(np.float32) for _ in range(2))
@@ -112,3 +112,18 @@ def test_a_model_of_a_user_gets_a_dict() -> None:
     model.compile("sgd", "mse")
     history = model.fit({"a": X, "b": Y[:, :1]}, X[:, :1], epochs=3, verbose=0).history
     assert history["loss"][-1] < history["loss"][0]
+
+
+def test_operators_and_inputs_by_name_in_a_pipeline() -> None:
+    def trained(strategy: Strategy) -> np.ndarray:
+        keras.utils.set_random_seed(1)
+        with strategy, strategy.scope():
+            a = keras.Input((4,), name="a")
+            x = abs(keras.layers.Dense(3)(a / 2.0)) + 1.0
+            model = keras.Model({"a": a}, keras.layers.Dense(1)(x) * 2.0)
+            model.compile("sgd", "mse")
+            model.fit({"a": X}, X[:, :1], shuffle=False, verbose=0)
+            return model.get_weights()[0]
+
+    pipeline = PipelineStrategy(["/cpu:0", "/cpu:1"], micro_batches=2)
+    np.testing.assert_allclose(trained(pipeline), trained(OneDeviceStrategy("/cpu:0")), rtol=1e-5)

@@ -45,7 +45,7 @@ class Model(Trainer, Layer):
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         if isinstance(inputs, dict) and self._inputs is not None:
-            inputs = self._in_order(inputs)
+            inputs = self.listed_inputs(inputs)
         return super().__call__(inputs, training)
 
     @property
@@ -106,7 +106,7 @@ class Model(Trainer, Layer):
     def call(self, inputs: Any, training: bool = False) -> Any:
         if self._inputs is None:
             raise errors.InvalidLayer(f"model {self.name} has no inputs; give inputs and outputs, or define call()")
-        given = self.checked_inputs(list(inputs) if isinstance(inputs, list | tuple) else [inputs])
+        given = self.checked_inputs(self.listed_inputs(inputs))
         values = {id(symbol): value for symbol, value in zip(self.inputs, given, strict=True)}
         for symbol, call in self.steps():
             fed: Any = [values[id(it)] for it in call.tensors]
@@ -131,12 +131,14 @@ class Model(Trainer, Layer):
                 )
         return inputs
 
-    def _in_order(self, given: dict[str, Any]) -> list[Any]:
-        """Returns the inputs that a dict has by their names.
+    def listed_inputs(self, given: Any) -> list[Any]:
+        """Returns the inputs of a batch as a list: what is given, or what a dict has by the names of the inputs.
 
         Raises:
             InvalidData: the names are not those of the inputs.
         """
+        if not isinstance(given, dict):
+            return list(given) if isinstance(given, list | tuple) else [given]
         names = list(self._inputs) if isinstance(self._inputs, dict) else [it.name for it in self.inputs]
         if set(given) != set(names):
             raise errors.InvalidData(
