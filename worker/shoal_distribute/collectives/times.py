@@ -14,7 +14,7 @@ from shoal.status import GroupTimings, RankTimes
 from shoal.v1 import group_pb2
 
 # Heartbeats of a rank that are kept: one a second.
-_KEPT, _HEARTBEAT_S = 60, 1.0
+_KEPT, _INTERVAL_S = 60, 1.0
 
 
 class TimesBoard:
@@ -41,10 +41,10 @@ class TimesBoard:
     def keep(self) -> None:
         """Keeps the times of this rank once a second: those of a process without a group, which has no heartbeats."""
         known, now = self._known[self._rank], self._now()
-        if now.seconds - known[-1].seconds < _HEARTBEAT_S:
+        if now.seconds - known[-1].seconds < _INTERVAL_S:
             return
         known.append(now)
-        while now.seconds - known[0].seconds > _KEPT * _HEARTBEAT_S and len(known) > 1:
+        while now.seconds - known[0].seconds > _KEPT * _INTERVAL_S and len(known) > 1:
             known.popleft()
 
     def reported(self, rank: int, data: bytes) -> None:

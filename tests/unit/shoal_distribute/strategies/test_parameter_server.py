@@ -104,7 +104,7 @@ def test_values_that_are_not_known_after_the_end_are_refused(
         model.get_weights()
 
 
-def test_the_end_does_not_wait_for_ever_for_the_last_values() -> None:
+def test_the_wait_for_the_last_values_is_bounded() -> None:
     class Waiting:
         """A session whose pull waits for other workers, until it is closed."""
 
