@@ -14,7 +14,7 @@ from shoal_distribute.group_session import GroupSession
 from shoal_distribute.input import DistributedDataset, DistributedIterator, InputContext
 from shoal_distribute.keras.checkpoints import Checkpoint, CheckpointManager
 from shoal_distribute.keras.tape import GradientTape, compute_average_loss, function, scale_regularization_loss
-from shoal_distribute.pipeline import MultiWorkerPipelineStrategy, PipelineStrategy
+from shoal_distribute.pipeline import MultiWorkerPipelineStrategy, ParameterServerPipelineStrategy, PipelineStrategy
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterSpec, SimpleClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies import (
@@ -54,6 +54,7 @@ __all__ = [
     "MultiWorkerPipelineStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "ParameterServerPipelineStrategy",
     "ParameterServerStrategy",
     "PerReplica",
     "PipelineStrategy",

@@ -24,7 +24,7 @@ from shoal_distribute.pipeline.parts import parts_of, tied_layers, users_of
 from shoal_distribute.pipeline.runner import StageRunner
 from shoal_distribute.pipeline.schedules import StageSchedule, split_of
 from shoal_distribute.pipeline.stage import MicroBatchLoss, ModelStage, StepPlan
-from shoal_distribute.pipeline.stage_optimizers import StageOptimizers
+from shoal_distribute.pipeline.stage_optimizers import StageUpdates
 from shoal_distribute.pipeline.timings import PipelineTimings, StageTimings
 from shoal_distribute.pipeline.variables import StageVariable
 from shoal_distribute.replica_context import Replicated, current_replica
@@ -60,7 +60,7 @@ class PipelinedModel:
         cuts: the places in front of the first call of each stage but the first.
         settings: how it runs.
         runner: runs the stages of this process.
-        optimizers: the optimizers of the stages.
+        updates: updates the variables of the stages.
 
     Raises:
         InvalidLayer: several stages have a layer that only one of them may have.
@@ -80,11 +80,11 @@ class PipelinedModel:
         cuts: Sequence[int],
         settings: PipelineSettings,
         runner: StageRunner,
-        optimizers: StageOptimizers,
+        updates: StageUpdates,
     ) -> None:
         self._strategy, self._settings = strategy, settings
         self._model = weakref.ref(model)  # the strategy keeps this object as long as the model exists
-        self.graph, self._runner, self._optimizers = graph, runner, optimizers
+        self.graph, self._runner, self._updates = graph, runner, updates
         self.stages = [ModelStage(part, graph) for part in parts_of(graph, cuts, settings.devices)]
         self._own = [self.stages[it] for it in runner.own]
         self._tied = tied_layers(model.name, [it.part for it in self.stages])
@@ -179,7 +179,7 @@ class PipelinedModel:
             raise errors.InvalidGradient(
                 "no variable has a gradient; compute them from a loss that depends on the variables"
             )
-        self._optimizers.update(self._strategy, optimizer, gradients, divisor)
+        self._updates.update(self._strategy, optimizer, gradients, divisor)
 
     def timings(self) -> PipelineTimings:
         """Returns the timings of the training steps so far."""

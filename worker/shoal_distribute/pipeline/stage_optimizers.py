@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -18,6 +19,26 @@ from shoal_worker.arrays import on_host
 
 # Variables with their gradients.
 StageGradients = Sequence[tuple[StageVariable, Array]]
+
+
+class StageUpdates(Protocol):
+    """What updates the variables of the stages of this process with the gradients of a step."""
+
+    def update(
+        self,
+        strategy: Replicated,
+        optimizer: optim.Optimizer,
+        gradients: Sequence[StageGradients],
+        divisor: float = 1.0,
+    ) -> None:
+        """Applies an optimizer once, each stage to the variables that it updates.
+
+        Args:
+            strategy: the strategy of the stages.
+            optimizer: the optimizer.
+            gradients: for each stage of this process, the variables that it updates, with their gradients.
+            divisor: what divides these.
+        """
 
 
 class StageOptimizers:
@@ -39,13 +60,10 @@ class StageOptimizers:
         gradients: Sequence[StageGradients],
         divisor: float = 1.0,
     ) -> None:
-        """Applies an optimizer once, each stage to the variables that it updates.
+        """Applies an optimizer once. See `StageUpdates`.
 
         Args:
-            strategy: the strategy of the stages.
-            optimizer: the optimizer.
-            gradients: for each stage of this process, the variables that it updates, with their gradients.
-            divisor: what divides these.
+            strategy, optimizer, gradients, divisor: see `StageUpdates.update`.
         """
         own = [self.states.of(optimizer, number) for number in range(len(gradients))]
         self._gather(own, gradients)
@@ -112,4 +130,4 @@ def _hosted(states: Sequence[Mapping[str, Array]]) -> dict[str, np.ndarray]:
     return {path: np.array(on_host(array)) for state in states for path, array in state.items()}
 
 
-__all__ = ["StageGradients", "StageOptimizers"]
+__all__ = ["StageGradients", "StageOptimizers", "StageUpdates"]

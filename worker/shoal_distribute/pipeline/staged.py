@@ -25,7 +25,7 @@ from shoal_distribute.pipeline.links import settle
 from shoal_distribute.pipeline.model_stages import PipelinedModel, PipelineSettings
 from shoal_distribute.pipeline.runner import StageRunner
 from shoal_distribute.pipeline.schedules import schedule_of, split_of
-from shoal_distribute.pipeline.stage_optimizers import StageOptimizers
+from shoal_distribute.pipeline.stage_optimizers import StageOptimizers, StageUpdates
 from shoal_distribute.pipeline.timings import PipelineTimings
 from shoal_distribute.replica_context import current_replica
 from shoal_distribute.strategies import Strategy
@@ -49,6 +49,7 @@ class StagedStrategy(Strategy):
         self._runner, self._settings = runner, settings
         self._cut, self._carries = checked_cut(cut), carry_residuals
         self._optimizers = StageOptimizers(settings.devices, runner)
+        self._updates: StageUpdates = self._optimizers
         self._models: weakref.WeakKeyDictionary[Model, PipelinedModel] = weakref.WeakKeyDictionary()
         self._trained: Callable[[], PipelinedModel | None] = lambda: None  # the model that was trained last
 
@@ -102,7 +103,7 @@ class StagedStrategy(Strategy):
             check_scope(self, variable)
         graph = Graph(model)
         cuts = self._cuts(model, graph, given, slots_of(model.optimizer.spec) if model.optimizer else 0)
-        made = PipelinedModel(self, model, graph, cuts, self._settings, self._runner, self._optimizers)
+        made = PipelinedModel(self, model, graph, cuts, self._settings, self._runner, self._updates)
         made.place_variables()
         return made
 

@@ -44,14 +44,14 @@ class TrainingTask:
     worker_addresses: tuple[str, ...] = ()
     ends: ExitStack = field(default_factory=ExitStack)
 
-    def close(self, client: shoal.Client, job: str) -> None:
-        """Ends the coordinator if this process runs it, after the other workers have finished the job.
+    def close(self, client: shoal.Client, *jobs: str) -> None:
+        """Ends the coordinator if this process runs it, after the other workers have finished the jobs.
 
         Args:
             client: a client of the cluster.
-            job: name of the job.
+            *jobs: names of the jobs.
         """
-        if self.is_chief:
+        for job in jobs if self.is_chief else ():
             try:
                 with wait_notice("the chief", lambda: "for the other workers to finish the job"):
                     client.job(job).wait()

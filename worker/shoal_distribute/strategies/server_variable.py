@@ -51,17 +51,9 @@ class ServerVariable(DistributedVariable):
         """Returns the variable of the job.
 
         Args:
-            partitioner: cuts the variable if it is trainable.
-            joins: whether the pushes of all workers in a step are joined. Else, if it is not trainable, they are
-                increments, which the servers add.
+            partitioner, joins: see `job_variable`.
         """
-        if self.trainable:
-            return Variable.of(self.initial, partitioner=partitioner)
-        return Variable.of(
-            self.initial,
-            trainable=False,
-            aggregation=("mean" if self.dtype.kind == "f" else "last") if joins else "sum",
-        )
+        return job_variable(self.initial, trainable=self.trainable, joins=joins, partitioner=partitioner)
 
     def update(self, replicas: int) -> np.ndarray:
         """Returns the mean of the values that the replicas of this process see.
@@ -108,4 +100,23 @@ class ServerVariable(DistributedVariable):
         self._found.assign(self, np.array(value, self.dtype), number)
 
 
-__all__ = ["ServerVariable", "VariableValues"]
+def job_variable(
+    initial: np.ndarray, *, trainable: bool, joins: bool, partitioner: Partitioner | None = None
+) -> Variable:
+    """Returns the variable of a job.
+
+    Args:
+        initial: its initial value.
+        trainable: whether it gets gradients.
+        joins: whether the pushes of all workers in a step are joined. Else, if it is not trainable, they are
+            increments, which the servers add.
+        partitioner: cuts the variable if it is trainable.
+    """
+    if trainable:
+        return Variable.of(initial, partitioner=partitioner)
+    return Variable.of(
+        initial, trainable=False, aggregation=("mean" if initial.dtype.kind == "f" else "last") if joins else "sum"
+    )
+
+
+__all__ = ["ServerVariable", "VariableValues", "job_variable"]

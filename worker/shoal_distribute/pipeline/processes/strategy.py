@@ -78,6 +78,8 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
         RankLost: another process did not come.
     """
 
+    _after_loss = "start all processes again, from a checkpoint"
+
     def __init__(
         self,
         stages: int,
@@ -146,7 +148,7 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
         return self.rank == 0
 
     def check_batch(self, samples: int) -> None:
-        check_samples(samples // self.num_replicas_in_sync, self._settings.micro_batches)
+        check_samples(samples // self.input_pipelines, self._settings.micro_batches)
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None, options: Any = None) -> Any:
         with self._ends_together(), _tracing.root("run", rank=self.rank, ranks=self.mesh.size):
@@ -175,7 +177,7 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
             variable.assign(mean)
 
     def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
-        return join_processes(self._ranks.peers, replica, op, arrays, self.num_replicas_in_sync)
+        return join_processes(self._ranks.peers, replica, op, arrays, self.reduced_replicas)
 
     def close(self, error: str = "") -> None:
         atexit.unregister(self.close)
@@ -206,7 +208,7 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
         try:
             yield
         except errors.RankLost as error:
-            error.add_note("start all processes again, from a checkpoint")
+            error.add_note(self._after_loss)
             if self._elastic:
                 self._elastic.lose(error)
             raise
