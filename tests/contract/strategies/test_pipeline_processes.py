@@ -12,6 +12,7 @@ from shoal import errors
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_distribute import (
     Checkpoint,
+    DeviceMesh,
     GradientTape,
     Group,
     MultiWorkerPipelineStrategy,
@@ -146,6 +147,29 @@ def test_replicas_of_a_pipeline_equal_one_pipeline_with_their_micro_batches() ->
     for found, gathered, mean in succeeded(in_processes(2, work, replicas=2, micro_batches=2, cut=[2, 2])):
         check_equal(found, expected)
         assert (gathered, mean) == ([[0], [1], [1]], 1.5)
+
+
+def test_replicas_of_stages_with_split_layers_equal_one_pipeline_with_whole_ones() -> None:
+    mesh = DeviceMesh({"model": 2}, ["/cpu:0", "/cpu:1"])  # of each process
+    column, row = keras.layers.ColumnParallelDense, keras.layers.RowParallelDense
+
+    def split() -> keras.Model:
+        layers = [
+            column(8, "tanh", mesh=mesh, gather_output=False, name="dense_0"),
+            row(8, "tanh", mesh=mesh, input_is_parallel=True, name="dense_1"),
+            column(8, "tanh", mesh=mesh, name="dense_2"),
+            keras.layers.Dense(3, "tanh", name="dense_3"),
+        ]
+        return keras.Sequential([keras.Input((6,)), *layers], name="net")
+
+    with PipelineStrategy(stages=2, micro_batches=4, cut=[2, 2]) as strategy:
+        expected = results(strategy, made(strategy, sequence))
+
+    def work(strategy: MultiWorkerPipelineStrategy) -> list[np.ndarray]:
+        return results(strategy, made(strategy, split))
+
+    for found in succeeded(in_processes(2, work, replicas=2, micro_batches=2, cut=[2, 2])):
+        check_equal(found, expected)
 
 
 def test_replicas_share_their_statistics_at_the_end_of_an_epoch() -> None:

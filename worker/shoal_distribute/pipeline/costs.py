@@ -1,5 +1,6 @@
 """Measured costs of the layers of a model, by which it is cut into stages."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from shoal.program import Array
@@ -44,7 +45,7 @@ def measured_costs(
         values[call.output] = output
         new = [it for it in call.layer.weights if id(it) not in counted]
         counted.update(map(id, new))
-        fixed = sum(int(it.values[0].nbytes) * copies(it) for it in new)
+        fixed = sum(math.prod(it.shape) * it.dtype.itemsize * copies(it) for it in new)
         passed = {memory_id(it.array) for it in values.values()}
         own = sum(size for key, size in saved.items() if key not in passed)
         shared = {key: size for key, size in saved.items() if key in passed}
@@ -58,7 +59,7 @@ def _timed(
     call: LayerCall, given: Sequence[Tensor], clock: Callable[[], float]
 ) -> tuple[Tensor, float, float, dict[int, int]]:
     """Returns the output of a call, the seconds of both passes, and the bytes of the arrays kept between them."""
-    watched = [Tensor(it.array, leaf()) if is_recorded(it) else Tensor(it.array) for it in given]
+    watched = [Tensor(it.stored, leaf()) if is_recorded(it) else Tensor(it.stored) for it in given]
     started = clock()
     with Trial(lambda: TrainingContext(0, "trial")).first(), GradientTape() as tape:
         output = call.layer(watched if call.takes_list else watched[0], training=call.training is not False)
@@ -68,7 +69,7 @@ def _timed(
     started = clock()
     if needs_gradient:
         tape.gradient(output, [*call.layer.trainable_variables, *(it for it in watched if it.node)])
-    return Tensor(output.array, leaf() if needs_gradient else None), forward, clock() - started, saved
+    return Tensor(output.stored, leaf() if needs_gradient else None), forward, clock() - started, saved
 
 
 def _sizes(arrays: Iterable[Array]) -> dict[int, int]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from shoal.program import Array
 from shoal_distribute.keras.tensor import Tensor
+from shoal_distribute.tensor_parallel import SplitArray
 from shoal_distribute.values import DistributedVariable
 from shoal_nn.layer import PartwisePullback
 
@@ -27,7 +28,7 @@ def saved_arrays(holders: Iterable[Any], apart_from: Iterable[Array]) -> dict[in
         holders: arrays, and pullbacks, which hold arrays in their closures.
         apart_from: arrays that do not count, such as the values of variables.
     """
-    ignored = {memory_id(it) for it in apart_from}
+    ignored = {memory_id(part) for it in apart_from for part in (it.parts if isinstance(it, SplitArray) else [it])}
     sizes: dict[int, int] = {}
     seen: set[int] = set()
     todo: list[Any] = list(holders)
@@ -49,7 +50,9 @@ def _held_by(found: Any) -> list[Any]:
     """Returns what an object holds, as far as the pullbacks of layers are built of such objects."""
     match found:
         case Tensor():
-            return [found.array]
+            return [found.stored]
+        case SplitArray():
+            return list(found.parts)
         case tuple() | list() | set():
             return list(found)
         case dict():

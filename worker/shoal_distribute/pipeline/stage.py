@@ -151,7 +151,7 @@ class ModelStage:
         found = kept.tape.gradient([it for it, _ in pairs], [*variables, *watched], [it for _, it in pairs])
         for variable, gradient in zip(variables, found[: len(variables)], strict=True):
             if gradient is not None:
-                self._add(variable, gradient.array)
+                self._add(variable, variable.gradient(gradient.stored, self.part.device))
         by_input = iter(found[len(variables) :])
         asked = [next(by_input) if it.node is not None else None for it in received]
         return [None if it is None else it.array for it in asked]
@@ -192,7 +192,7 @@ class ModelStage:
             self.gradients[id(variable)] = variable, gradient.astype(variable.dtype)  # a copy: others may have it
             return
         total = before[1]
-        total += gradient
+        total += gradient  # in place
 
     def _check_shapes(self, number: int, received: Sequence[Passed]) -> None:
         shapes = [(it.array.shape[1:], it.array.dtype) for it in received]

@@ -15,6 +15,7 @@ from shoal_distribute.pipeline.runner import StageRunner
 from shoal_distribute.pipeline.variables import StageVariable
 from shoal_distribute.replica_context import Replicated
 from shoal_distribute.strategies import OptimizerStates
+from shoal_distribute.tensor_parallel import SplitArray
 from shoal_worker.arrays import on_host
 
 # Variables with their gradients.
@@ -109,16 +110,18 @@ class StageOptimizers:
 
     def _gather(self, own: Sequence[LocalOptimizer], gradients: Sequence[StageGradients]) -> None:
         """Moves slots to the stages of their variables: they may have been restored, or the model was cut again."""
-        for mine, device, part in zip(own, self._devices, gradients, strict=True):
+        for mine, part in zip(own, gradients, strict=True):
             for variable, _ in part:
                 if not mine.keeps(variable.name):
                     for slots in filter(None, [other.take(variable.name) for other in own]):
-                        placed = {slot: device.put(np.array(on_host(array))) for slot, array in slots.items()}
+                        placed = {slot: variable.placed(np.array(on_host(array))) for slot, array in slots.items()}
                         mine.give(variable.name, placed)
 
     def _means(self, number: int, gradients: StageGradients, divisor: float) -> list[tuple[str, Array, Array]]:
         """Returns what a stage of this process updates its variables with."""
-        totals = self._runner.summed([self._devices[number].put(gradient) for _, gradient in gradients])
+        device = self._devices[number]
+        placed = [it if isinstance(it, SplitArray) else device.put(it) for _, it in gradients]
+        totals = self._runner.summed(placed)
         return [
             (variable.name, variable.values[0], total / total.dtype.type(divisor))
             for (variable, _), total in zip(gradients, totals, strict=True)

@@ -42,6 +42,8 @@ class StagedStrategy(Strategy):
         carry_residuals: see `PipelineStrategy`.
     """
 
+    keeps_split_variables = True
+
     def __init__(
         self, runner: StageRunner, settings: PipelineSettings, cut: Sequence[str | int] | None, carry_residuals: bool
     ) -> None:

@@ -17,6 +17,7 @@ from shoal_distribute.pipeline.staged import StagedStrategy, settings_of
 from shoal_distribute.pipeline.timings import PipelineTimings
 from shoal_distribute.pipeline.variables import StageVariable
 from shoal_distribute.replica_context import ReplicaContext
+from shoal_distribute.tensor_parallel import SplitPlace
 from shoal_distribute.values import DistributedVariable
 
 
@@ -73,6 +74,11 @@ class PipelineStrategy(StagedStrategy):
 
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
         return StageVariable(self, name, initial, trainable=trainable)
+
+    def create_split_variable(
+        self, name: str, initial: np.ndarray, *, trainable: bool = True, place: SplitPlace
+    ) -> DistributedVariable:
+        return StageVariable(self, name, initial, trainable=trainable, split=place)
 
     def check_batch(self, samples: int) -> None:
         check_samples(samples, self._settings.micro_batches)

@@ -23,6 +23,7 @@ from shoal_distribute.strategies.gradients import GradientsAndVariables, checked
 from shoal_distribute.strategies.reduction import arrays_of, joined_along, numbers_of, summed_along, total_of
 from shoal_distribute.strategies.replica_threads import ReplicaThreads
 from shoal_distribute.strategies.training_hooks import TrainingHooks
+from shoal_distribute.tensor_parallel import SplitPlace, SplitVariable
 from shoal_distribute.values import DistributedVariable, PerReplica, part_of, rebuilt, regrouped
 
 
@@ -43,7 +44,7 @@ class Strategy(InputSurface, TrainingHooks):
         devices: the devices of this process.
         is_default: whether it is the strategy that is in use outside of any scope.
         first_replica: number of this process's first replica among those of all processes.
-        keeps_split_variables: whether layers may split their variables over devices: with one replica in one process.
+        keeps_split_variables: whether layers may split their variables over the devices of one process.
         applies_constraints: whether it applies constraints of variables after updates.
         cluster_resolver: describes the processes; None if nothing lists them.
     """
@@ -197,6 +198,23 @@ class Strategy(InputSurface, TrainingHooks):
         Returns:
             The variable.
         """
+
+    def create_split_variable(
+        self, name: str, initial: np.ndarray, *, trainable: bool = True, place: SplitPlace
+    ) -> DistributedVariable:
+        """Makes a variable in parts on several devices. Layers that are split do so in this strategy's scope.
+
+        Args:
+            name, initial, trainable: see `create_variable`.
+            place: the devices, and the axis that is split.
+
+        Returns:
+            The variable.
+
+        Raises:
+            WrongContext: this strategy keeps no split variables.
+        """
+        return SplitVariable(self, name, initial, trainable=trainable, place=place)
 
     def adopt_optimizer(self, optimizer: optim.Optimizer) -> None:
         """Tells the strategy of an optimizer that was made in its scope, before it is applied.

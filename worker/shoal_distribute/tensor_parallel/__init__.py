@@ -8,7 +8,7 @@ array in parts, and `split_variable` a variable of which each device has a part.
 
 from shoal_distribute.tensor_parallel.device_group import DeviceGroup, group_of_devices
 from shoal_distribute.tensor_parallel.device_mesh import DeviceMesh
-from shoal_distribute.tensor_parallel.split_array import SplitArray, total_on, views_of
+from shoal_distribute.tensor_parallel.split_array import SplitArray, SplitPlace, total_on, views_of
 from shoal_distribute.tensor_parallel.split_bounds import part_bounds
 from shoal_distribute.tensor_parallel.split_variable import SplitVariable
 from shoal_distribute.tensor_parallel.vocabulary import rows_of_part
@@ -17,6 +17,7 @@ __all__ = [
     "DeviceGroup",
     "DeviceMesh",
     "SplitArray",
+    "SplitPlace",
     "SplitVariable",
     "group_of_devices",
     "part_bounds",

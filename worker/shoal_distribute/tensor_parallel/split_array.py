@@ -1,8 +1,9 @@
 """Split arrays: one array in parts along an axis, each part on a device of a group."""
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -12,6 +13,18 @@ from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.tensor_parallel.device_group import DeviceGroup
 from shoal_distribute.tensor_parallel.split_bounds import part_bounds
 from shoal_worker.arrays import on_host
+
+
+class SplitPlace(NamedTuple):
+    """Where the parts of a variable are.
+
+    Attributes:
+        group: the devices.
+        axis: the axis that is split.
+    """
+
+    group: DeviceGroup
+    axis: int
 
 
 class SplitArray:
@@ -126,6 +139,13 @@ class SplitArray:
 
     __radd__ = __add__
 
+    def __iadd__(self, other: Any) -> "SplitArray":
+        self.mapped(operator.iadd, self.like(other))  # changes the parts in place
+        return self
+
+    def __truediv__(self, divisor: Any) -> "SplitArray":
+        return self.mapped(lambda part: part / divisor)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(np.concatenate([on_host(it) for it in self.parts], self.axis), dtype)
 
@@ -162,4 +182,4 @@ def total_on(device: LogicalDevice, parts: Sequence[Array]) -> Array:
         return reduce(lambda total, part: total + device.put(part), parts[1:], device.put(parts[0]))
 
 
-__all__ = ["SplitArray", "total_on", "views_of"]
+__all__ = ["SplitArray", "SplitPlace", "total_on", "views_of"]

@@ -6,8 +6,7 @@ from shoal import errors
 from shoal.program import Array
 from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.replica_context import Replicated
-from shoal_distribute.tensor_parallel.device_group import DeviceGroup
-from shoal_distribute.tensor_parallel.split_array import SplitArray
+from shoal_distribute.tensor_parallel.split_array import SplitArray, SplitPlace
 from shoal_distribute.values import DistributedVariable
 
 
@@ -21,8 +20,7 @@ class SplitVariable(DistributedVariable):
         name: its name.
         initial: its initial value, whole.
         trainable: whether it gets gradients.
-        group: the devices.
-        axis: the axis that is split.
+        place: where its parts are.
 
     Raises:
         InvalidShape: the axis has fewer elements than there are devices.
@@ -36,8 +34,7 @@ class SplitVariable(DistributedVariable):
         initial: np.ndarray,
         *,
         trainable: bool,
-        group: DeviceGroup,
-        axis: int,
+        place: SplitPlace,
     ) -> None:
         if not strategy.keeps_split_variables:
             kind, devices = type(strategy).__name__, ", ".join(it.name for it in strategy.devices)
@@ -47,7 +44,7 @@ class SplitVariable(DistributedVariable):
                 "OneDeviceStrategy, or use layers that are not split"
             )
         super().__init__(strategy, name, initial, trainable=trainable)
-        self._value = SplitArray.split(group, axis, initial, copy=True)
+        self._value = SplitArray.split(*place, initial, copy=True)
 
     @property
     def values(self) -> tuple[Array, ...]:

@@ -11,7 +11,7 @@ from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.keras.layers.core_layer import CoreLayer, WeightArguments
 from shoal_distribute.keras.tensor import Tensor
 from shoal_distribute.replica_context import current_replica
-from shoal_distribute.tensor_parallel import DeviceMesh, SplitArray, SplitVariable, group_of_devices, part_bounds
+from shoal_distribute.tensor_parallel import DeviceMesh, SplitArray, SplitPlace, group_of_devices, part_bounds
 from shoal_distribute.values import DistributedVariable
 
 
@@ -58,8 +58,8 @@ class SplitLayer(CoreLayer):
     def create_variable(self, name: str, full: str, values: np.ndarray, /, *, trainable: bool) -> DistributedVariable:
         if name not in self.split_axes:
             return super().create_variable(name, full, values, trainable=trainable)
-        axis = self.split_axes[name]
-        return SplitVariable(self.strategy, full, values, trainable=trainable, group=self._group, axis=axis)
+        place = SplitPlace(self._group, self.split_axes[name])
+        return self.strategy.create_split_variable(full, values, trainable=trainable, place=place)
 
     def parts_of(self, name: str) -> Sequence[Array | None]:
         """Returns the parts of a variable, each on its device; None for each device if the layer does not have it.

@@ -14,7 +14,7 @@ from shoal_distribute.group_arrays import bytes_from, sums_of
 from shoal_distribute.pipeline.links import StageLinks
 from shoal_distribute.pipeline.processes.links import RankLinks
 from shoal_distribute.replica_context import Replicated
-from shoal_distribute.tensor_parallel import DeviceMesh
+from shoal_distribute.tensor_parallel import DeviceMesh, SplitArray
 from shoal_worker.arrays import on_host
 
 T = TypeVar("T")
@@ -76,7 +76,14 @@ class RankStage:
     def summed(self, arrays: list[Array]) -> list[Array]:
         if self.peers.ranks == 1 or not arrays:
             return arrays
-        return [self._device.put(it) for it in sums_of(self.peers, [on_host(it) for it in arrays])]
+        whole = [it.parts if isinstance(it, SplitArray) else (it,) for it in arrays]
+        sums = iter(sums_of(self.peers, [on_host(part) for parts in whole for part in parts]))
+        return [
+            SplitArray(it.group, it.axis, [device.put(next(sums)) for device in it.group.devices])
+            if isinstance(it, SplitArray)
+            else self._device.put(next(sums))
+            for it in arrays
+        ]
 
     def merged(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         found: dict[str, np.ndarray] = {}

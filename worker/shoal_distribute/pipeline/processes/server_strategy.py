@@ -26,7 +26,7 @@ from shoal_distribute.strategies import (
     resolver_of_cluster,
     script_name,
 )
-from shoal_distribute.tensor_parallel import DeviceMesh
+from shoal_distribute.tensor_parallel import DeviceMesh, SplitPlace, SplitVariable
 from shoal_distribute.values import DistributedVariable
 
 _log = Log(__name__)
@@ -89,7 +89,7 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
         Unreachable: the coordinator did not answer.
     """
 
-    applies_constraints = False
+    applies_constraints = keeps_split_variables = False
     restores_by = "ParameterServerPipelineStrategy(checkpoints=..., restore='auto')"
     _after_loss = "start the processes of this replica again"
 
@@ -178,6 +178,11 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
             )
         values = self._world.broadcast(np.array(initial, order="C"))
         return ServerStageVariable(self, name, values, trainable=trainable, ranks=self._ranks, servers=self._servers)
+
+    def create_split_variable(
+        self, name: str, initial: np.ndarray, *, trainable: bool = True, place: SplitPlace
+    ) -> DistributedVariable:
+        return SplitVariable(self, name, initial, trainable=trainable, place=place)
 
     def adopt_optimizer(self, optimizer: optim.Optimizer) -> None:
         self._servers.adopt(optimizer)

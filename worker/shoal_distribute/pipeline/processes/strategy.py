@@ -23,7 +23,7 @@ from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies import join_processes, script_name
 from shoal_distribute.task_group import open_group
-from shoal_distribute.tensor_parallel import DeviceMesh
+from shoal_distribute.tensor_parallel import DeviceMesh, SplitPlace
 from shoal_distribute.values import DistributedVariable
 from shoal_worker.arrays import on_host
 
@@ -159,6 +159,12 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
         values = self._world.broadcast(np.array(initial, order="C"))
         return RankVariable(self, name, values, trainable=trainable, ranks=self._ranks)
+
+    def create_split_variable(
+        self, name: str, initial: np.ndarray, *, trainable: bool = True, place: SplitPlace
+    ) -> DistributedVariable:
+        values = self._world.broadcast(np.array(initial, order="C"))
+        return RankVariable(self, name, values, trainable=trainable, ranks=self._ranks, split=place)
 
     def of_ranks(self, number: int) -> list[int]:
         return [int(it) for it in self._world.all_gather(np.array(number, np.int64))]

@@ -10,6 +10,7 @@ from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.pipeline.processes.runner import RankStage
 from shoal_distribute.pipeline.variables import StageVariable
 from shoal_distribute.replica_context import Replicated, current_replica
+from shoal_distribute.tensor_parallel import SplitPlace
 from shoal_worker.arrays import on_host
 
 
@@ -20,14 +21,21 @@ class RankVariable(StageVariable):
     stage that has it.
 
     Args:
-        strategy, name, initial, trainable: see `DistributedVariable`.
+        strategy, name, initial, trainable, split: see `StageVariable`.
         ranks: the stage of this process.
     """
 
     def __init__(
-        self, strategy: Replicated, name: str, initial: np.ndarray, *, trainable: bool, ranks: RankStage
+        self,
+        strategy: Replicated,
+        name: str,
+        initial: np.ndarray,
+        *,
+        trainable: bool,
+        ranks: RankStage,
+        split: SplitPlace | None = None,
     ) -> None:
-        super().__init__(strategy, name, initial, trainable=trainable)
+        super().__init__(strategy, name, initial, trainable=trainable, split=split)
         self._ranks = ranks
         self._stages: Sequence[int] = ()
 
