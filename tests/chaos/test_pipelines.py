@@ -14,12 +14,15 @@ import pytest
 
 from support import run_lengths
 from support.clusters.local import ROOT
+from support.clusters.task_cluster import TaskCluster
 from support.programs.forked_pipeline import RANKS, STAGES, Plan
 from support.run_lengths import count_runs
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 PROGRAM = ROOT / "tests/support/programs/forked_pipeline.py"
+TASK = ROOT / "tests/support/programs/pipeline_task.py"
 
 
 def run(plans: Sequence[Plan]) -> list[list[dict[str, Any]]]:
@@ -49,3 +52,24 @@ def test_a_job_ends_as_if_its_stages_had_not_been_killed(tmp_path: Path) -> None
         assert resumed == expected
         assert len({json.dumps(found["variables"]) for found in expected}) == 1
         counted.passes(count, count)
+
+
+def test_the_tasks_of_tf_config_resume_from_their_checkpoint_after_a_kill(tmp_path: Path) -> None:
+    folder, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
+    folder.mkdir()
+    undisturbed.mkdir()
+    (folder / "armed").touch()
+    plan = Plan(str(folder), epochs=4, lost=3)
+    environment = {"PYTHONPATH": str(ROOT / "tests"), "PLAN": json.dumps(asdict(plan)), "OPENBLAS_NUM_THREADS": "1"}
+    with TaskCluster(TASK, {"worker": RANKS}, environment) as cluster:
+        *others, killed = cluster.tasks
+        wait_until((folder / "waiting").exists, what="two epochs have ended", timeout_s=60)
+        assert cluster.kill(killed)
+        wait_until(lambda: all(map(cluster.has_ended, others)), what="the other tasks end", timeout_s=60)
+        (folder / "armed").unlink()
+        for task in others:
+            assert f"rank 3 of {RANKS} (stage 1 of replica 1)" in cluster.revive(task)
+        cluster.start(killed)
+        found = [json.loads(cluster.output(task)) for task in cluster.tasks]
+    [expected] = run([Plan(str(undisturbed), plan.epochs)])
+    assert found == [it["variables"] for it in expected]

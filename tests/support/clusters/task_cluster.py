@@ -75,6 +75,10 @@ class TaskCluster:
         self.start(task)
         return said
 
+    def has_ended(self, task: Task) -> bool:
+        """Returns whether the process of a task has ended."""
+        return self._processes[task].poll() is not None
+
     def pid(self, task: Task) -> int:
         """Returns the process id of a task."""
         return self._processes[task].pid
