@@ -9,7 +9,7 @@ from shoal_distribute.collectives import GroupTimings, RankTimes
 
 _PHASES = {
     "local_reduce": "Time in which the replicas of this process joined their gradients.",
-    "wait": "Time in which this rank waited until other ranks made the same collective call.",
+    "wait": "Time in which this rank waited until others made the same call, or passed a message.",
     "transfer": "Time of collective calls without the wait: moving and adding data.",
 }
 

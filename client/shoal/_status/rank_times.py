@@ -16,9 +16,9 @@ class RankTimes:
     Attributes:
         seconds: seconds that passed.
         steps: steps of training in which it has applied gradients.
-        calls: collective calls.
+        calls: collective calls, and messages that other stages of a pipeline have passed to it.
         local_reduce: seconds in which the replicas of its process joined their gradients.
-        wait: seconds in which it waited until other ranks made the same call.
+        wait: seconds in which it waited until other ranks made the same call, or passed a message.
         transfer: seconds of the rest of the calls: moving and adding data.
     """
 

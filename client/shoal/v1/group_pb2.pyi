@@ -244,11 +244,11 @@ class RankTimes(_message.Message):
     steps: _builtins.int
     """Steps of training in which the rank has applied gradients."""
     calls: _builtins.int
-    """Collective calls."""
+    """Collective calls, and messages that other stages of a pipeline have passed to it."""
     local_reduce: _builtins.float
     """Seconds in which the replicas of its process joined their gradients."""
     wait: _builtins.float
-    """Seconds in which it waited until other ranks made the same call."""
+    """Seconds in which it waited until other ranks made the same call, or passed a message."""
     transfer: _builtins.float
     """Seconds of the rest of the calls: moving and adding data."""
     def __init__(

@@ -110,6 +110,10 @@ def test_replicas_that_push_to_servers_in_step_equal_one_pipeline(client: shoal.
 
     for found in in_processes(client, "in-step", 2, work, consistency=shoal.Synchronous()):
         check_equal(found, [*expected, outputs])
+    timings = client.job("in-step-stage-0").timings().groups
+    assert sorted(timings) == [f"in-step-stage-0-replica-{number}" for number in range(2)]
+    # The first stage knows its own steps, and those of the others up to their last heartbeat.
+    assert [(len(it.ranks), it.ranks[0].steps) for it in timings.values()] == [(STAGES, STEPS)] * 2
     for stage in range(STAGES):
         client.job(f"in-step-stage-{stage}").wait(timeout_s=20)
         assert client.job(f"in-step-stage-{stage}").status().state is JobState.SUCCEEDED

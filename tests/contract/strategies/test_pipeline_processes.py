@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Event
 from typing import Any, TypeVar
 
 import numpy as np
@@ -198,6 +199,30 @@ def test_a_checkpoint_loads_into_another_number_of_stages(tmp_path: Path) -> Non
         third, _ = trained(strategy, saved)
     with PipelineStrategy(stages=1, micro_batches=2) as strategy:
         check_equal(third, trained(strategy, saved)[0])
+
+
+def test_the_times_of_the_ranks_show_the_late_stage() -> None:
+    class Late(keras.layers.Activation):
+        def call(self, inputs: Any, training: bool = False) -> Any:
+            Event().wait(0.003)  # as if it computed
+            return super().call(inputs, training)
+
+    def late() -> keras.Model:
+        layers = [keras.layers.Dense(8, name="first"), Late("tanh", name="late"), keras.layers.Dense(3, name="last")]
+        return keras.Sequential([keras.Input((6,)), *layers])
+
+    def work(strategy: MultiWorkerPipelineStrategy) -> dict[str, float]:
+        strategy.register_metrics(registry := CollectorRegistry())
+        model = made(strategy, late)
+        for _ in range(20):
+            model.train_on_batch(X, Y)
+        return {it.name: it.value for family in registry.collect() for it in family.samples}
+
+    found = succeeded(in_processes(3, work, micro_batches=4, cut=["late", "last"]))
+    assert [it["shoal_rank_steps_total"] for it in found] == [20] * 3
+    waits = [it["shoal_rank_wait_seconds_total"] for it in found]
+    assert waits[1] == min(waits)
+    assert min(waits[0], waits[2]) > 20 * 4 * 0.003 / 2
 
 
 def test_an_error_in_one_stage_ends_the_step_of_all() -> None:

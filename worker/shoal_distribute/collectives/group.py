@@ -298,10 +298,13 @@ class Group:
         Raises:
             RankLost, RanksDisagree: see the class.
         """
+        times, began, waited = self.times, time.perf_counter(), self.times.wait
         said = self._mesh.hear(rank)
         arrays = made(said)
         for array in arrays:
             self._mesh.receive(rank, array)
+        times.calls += 1
+        times.transfer += time.perf_counter() - began - (times.wait - waited)
         return said, arrays
 
     def flush(self) -> None:

@@ -134,12 +134,12 @@ class Mesh:
         self.check()
 
     def hear(self, rank: int) -> bytes:
-        """Waits for the next message of a rank.
+        """Waits for the next message of a rank. The time until it begins to arrive counts as a wait.
 
         Raises:
             RankLost, RanksDisagree: this or another rank has failed.
         """
-        link = self._begin(rank, RankFrame.MESSAGE, _MESSAGE_BYTES, waits=False)
+        link = self._begin(rank, RankFrame.MESSAGE, _MESSAGE_BYTES, waits=True)
         try:
             return bytes(link.payload())
         except errors.ShoalError as error:

@@ -243,9 +243,12 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
         name = self._job_of(self.stage)
         # A replica that starts again has the same member id, and its next incarnation.
         worker = f"{name}-replica-{self._replica}"
-        return self._client.session(
+        opened = self._client.session(
             name, variables=variables, worker=worker, workers=self.mesh.length("replica"), **options
         )
+        if self.stage == 0:
+            opened.report_ranks(lambda: self._world.timings().ranks)  # for all stages of this replica
+        return opened
 
     def _state_is_on_servers(self, optimizer: optim.Optimizer) -> errors.WrongContext:
         self._servers.check_adopted(optimizer)

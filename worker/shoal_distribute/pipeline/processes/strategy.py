@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from shoal import _tracing, errors, optim
 from shoal.program import Array
@@ -15,10 +16,11 @@ from shoal_distribute.collectives import Group, ReduceOp
 from shoal_distribute.devices import logical_devices
 from shoal_distribute.elastic_group import ElasticGroup
 from shoal_distribute.group_arrays import sums_of
-from shoal_distribute.pipeline.model_stages import check_samples
+from shoal_distribute.pipeline.model_stages import PipelinedModel, check_samples
 from shoal_distribute.pipeline.processes.runner import RankStage, described
 from shoal_distribute.pipeline.processes.variables import RankVariable
 from shoal_distribute.pipeline.staged import StagedStrategy, settings_of
+from shoal_distribute.rank_metrics import RankMetrics
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies import join_processes, script_name
@@ -155,6 +157,20 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
             return super().run(fn, args, kwargs, options)
 
     experimental_run_v2 = run
+
+    def stages_of(self, model: Any, x: Any, optimizer: optim.Optimizer | None = None) -> PipelinedModel | None:
+        found = super().stages_of(model, x, optimizer)
+        self._world.times.steps += found is not None and optimizer is not None
+        return found
+
+    def register_metrics(self, registry: CollectorRegistry = REGISTRY) -> None:
+        """Adds this process's metrics, `shoal_rank_*`, to a registry of `prometheus_client`, which the script serves.
+
+        Args:
+            registry: the registry. The default is that of `prometheus_client.start_http_server`.
+        """
+        world = self._world
+        registry.register(RankMetrics(lambda: world.times, world.timings, lambda: world.sent_bytes))
 
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
         values = self._world.broadcast(np.array(initial, order="C"))
