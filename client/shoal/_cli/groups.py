@@ -20,8 +20,8 @@ def groups(
 ) -> None:
     """Lists the elastic groups of ranks, with what they wait for, and the rank that the others wait for.
 
-    These are the groups of a MultiWorkerMirroredStrategy with `workers`. `shoal timings GROUP` shows the times of the
-    ranks. Groups without a coordinator are not listed.
+    These are the groups of a MultiWorkerMirroredStrategy with `workers`, and pipelines that the coordinator has brought
+    together. `shoal timings GROUP` shows the times of the ranks. Groups without a coordinator are not listed.
     """
     columns = ["group", "ranks", "minimum", "generation", "straggler"]
     with Output(as_json) as out, connect() as client:

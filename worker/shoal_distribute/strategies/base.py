@@ -205,7 +205,9 @@ class Strategy(InputSurface, TrainingHooks):
         """Makes a variable in parts on several devices. Layers that are split do so in this strategy's scope.
 
         Args:
-            name, initial, trainable: see `create_variable`.
+            name: its name.
+            initial: its initial value, whole.
+            trainable: whether it gets gradients.
             place: the devices, and the axis that is split.
 
         Returns:
