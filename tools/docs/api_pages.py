@@ -31,6 +31,7 @@ MODULES = (
     "shoal_distribute.collectives",
     "shoal_distribute.coordinator",
     "shoal_distribute.experimental",
+    "shoal_distribute.experimental.coordinator",
     "shoal_distribute.experimental.partitioners",
     "shoal_distribute.keras",
     "shoal_distribute.keras.activations",

@@ -1,8 +1,9 @@
 """Control of Python's garbage collector where many objects are made that stay.
 
-During the start of a process, modules, classes and machine code are hundreds of thousands of objects that never become garbage. Without this module,
-the collector would traverse them repeatedly while a process starts. This would take a seventh of the time of the start.
-Later it would traverse them at every full collection, and a full collection stops all threads of the process.
+During the start of a process, modules, classes and machine code are hundreds of thousands of objects that never become
+garbage. Without this module, the collector would traverse them repeatedly while a process starts. This would take a
+seventh of the time of the start. Later it would traverse them at every full collection, and a full collection stops all
+threads of the process.
 """
 
 import gc

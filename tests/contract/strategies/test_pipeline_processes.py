@@ -186,7 +186,8 @@ def test_replicas_share_their_statistics_at_the_end_of_an_epoch() -> None:
 def test_a_checkpoint_loads_into_another_number_of_stages(tmp_path: Path) -> None:
     def trained(strategy: Any, path: str | None = None) -> tuple[list[np.ndarray], str]:
         model = made(strategy, sequence)
-        checkpoint = Checkpoint(model=model, optimizer=model.optimizer).restore(path)
+        checkpoint = Checkpoint(model=model, optimizer=model.optimizer)
+        checkpoint.restore(path)
         model.fit(X, Y, batch_size=24, epochs=3, shuffle=False, verbose=0)
         return model.get_weights(), checkpoint.save(tmp_path / f"of {optimizer_of(model).iterations} steps")
 

@@ -4,14 +4,12 @@
 `CommunicationOptions`.
 """
 
-from shoal_distribute import coordinator
 from shoal_distribute.collectives import CommunicationImplementation, CommunicationOptions
-from shoal_distribute.experimental import partitioners
+from shoal_distribute.collectives import CommunicationImplementation as CollectiveCommunication
+from shoal_distribute.collectives import CommunicationOptions as CollectiveHints
+from shoal_distribute.experimental import coordinator, partitioners
 from shoal_distribute.input import ValueContext
 from shoal_distribute.strategies import CentralStorageStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
-
-CollectiveCommunication = CommunicationImplementation
-CollectiveHints = CommunicationOptions
 
 __all__ = [
     "CentralStorageStrategy",

@@ -182,7 +182,7 @@ class Tensor:
         return recorded(-self.array, (self,), lambda dy: [-dy])
 
     def __pow__(self, exponent: float) -> "Tensor":
-        if not np.isscalar(exponent):
+        if not isinstance(exponent, int | float | np.number):
             return NotImplemented  # its gradient with respect to the exponent is not there
         x: Any = self.array
         slope = 0 if exponent == 0 else exponent  # 0 * 0**-1 is no number

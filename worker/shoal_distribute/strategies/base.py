@@ -20,6 +20,7 @@ from shoal_distribute.replica_context import ReplicaContext, current_replica, en
 from shoal_distribute.resolver import ClusterResolver
 from shoal_distribute.script_end import failure_of
 from shoal_distribute.strategies.gradients import GradientsAndVariables, checked_gradients
+from shoal_distribute.strategies.optimizer_states import OptimizerStates
 from shoal_distribute.strategies.reduction import arrays_of, joined_along, numbers_of, summed_along, total_of
 from shoal_distribute.strategies.replica_threads import ReplicaThreads
 from shoal_distribute.strategies.training_hooks import TrainingHooks
@@ -27,7 +28,7 @@ from shoal_distribute.tensor_parallel import SplitPlace, SplitVariable
 from shoal_distribute.values import DistributedVariable, PerReplica, part_of, rebuilt, regrouped
 
 
-class Strategy(InputSurface, TrainingHooks):
+class Strategy(InputSurface, TrainingHooks, OptimizerStates):
     """Runs the same code on one or more devices and processes, and keeps the variables of all replicas in step.
 
         strategy = MirroredStrategy(["/cpu:0", "/cpu:1"])
@@ -218,17 +219,6 @@ class Strategy(InputSurface, TrainingHooks):
         """
         return SplitVariable(self, name, initial, trainable=trainable, place=place)
 
-    def adopt_optimizer(self, optimizer: optim.Optimizer) -> None:
-        """Tells the strategy of an optimizer that was made in its scope, before it is applied.
-
-        Args:
-            optimizer: the optimizer.
-
-        Raises:
-            InvalidOptimizer: the strategy has another optimizer already, and takes only one.
-        """
-        del optimizer  # most strategies make its state when it is first applied
-
     def merge_statistics(self, variables: Sequence[DistributedVariable]) -> None:
         """Sets variables that are not trainable to the mean over all processes, for strategies that have several.
 
@@ -259,33 +249,6 @@ class Strategy(InputSurface, TrainingHooks):
         if replica.local_replica == 0 and self._group is None:
             self._board.own.steps += 1
             self._board.keep()
-
-    @abstractmethod
-    def iterations(self, optimizer: optim.Optimizer) -> int:
-        """Returns how often an optimizer has been applied."""
-
-    @abstractmethod
-    def set_learning_rate(self, optimizer: optim.Optimizer, learning_rate: float | optim.Schedule) -> None:
-        """Replaces an optimizer's learning rate. Its state stays. Servers use the new rate shortly after this call.
-
-        Args:
-            optimizer: the optimizer.
-            learning_rate: a number or a schedule.
-        """
-
-    @abstractmethod
-    def optimizer_state(self, optimizer: optim.Optimizer) -> dict[str, np.ndarray]:
-        """Returns an optimizer's slots by "variable/slot", on the host."""
-
-    @abstractmethod
-    def restore_optimizer(self, optimizer: optim.Optimizer, iterations: int, state: dict[str, np.ndarray]) -> None:
-        """Sets an optimizer's slots.
-
-        Args:
-            optimizer: the optimizer.
-            iterations: how often it has been applied.
-            state: as `optimizer_state` returned it.
-        """
 
     def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
         """Returns the sum or the mean of arrays over all replicas of all processes. All replicas call it.

@@ -65,12 +65,12 @@ def test_what_symbolic_tensors_cannot_do_is_named() -> None:
 
 def test_layers_know_their_symbols_and_variables() -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, use_bias=False)])
-    dense = model.layers[0]
+    dense: Any = model.layers[0]
     model.add(keras.layers.BatchNormalization(scale=False))
     assert (dense.input_shape, dense.output_shape, model.input_shape) == ((None, 4), (None, 3), (None, 4))
     features = keras.Model(model.input, dense.output)
     np.testing.assert_allclose(features(X).numpy(), X @ dense.kernel.numpy(), rtol=1e-5)
-    norm = model.layers[1]
+    norm: Any = model.layers[1]
     assert (dense.bias, norm.gamma) == (None, None)
     assert [norm.beta, norm.moving_mean, norm.moving_variance] == norm.weights
     assert keras.Input((4,)).input_layer.output_shape == (None, 4)
@@ -105,7 +105,7 @@ def test_a_model_of_a_user_gets_a_dict() -> None:
             super().__init__()
             self.dense = keras.layers.Dense(1)
 
-        def call(self, inputs: Any) -> Any:
+        def call(self, inputs: Any, training: bool = False) -> Any:
             return self.dense(inputs["a"]) + inputs["b"]
 
     model = Sum()

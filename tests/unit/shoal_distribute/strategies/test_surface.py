@@ -46,6 +46,7 @@ def test_each_replica_gets_a_value_of_its_own(strategy: Strategy) -> None:
 def test_all_gather_joins_the_arrays_of_all_replicas(strategy: Strategy) -> None:
     def step() -> Any:
         replica = get_replica_context()
+        assert replica
         own = np.full((replica.local_replica + 1, 2), replica.local_replica)  # another length in each replica
         with pytest.raises(errors.InvalidShape, match="along axis 2"):
             replica.all_gather(own, 2)
