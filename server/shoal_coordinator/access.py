@@ -13,7 +13,16 @@ from google.protobuf.message import DecodeError
 
 from shoal import errors
 from shoal._limits import catalogue
-from shoal._security import GIVEN_ROLES, HOLDER_RULE, ID_PREFIX, LOCAL_HOLDER, AccessRole, Principal, can_hold
+from shoal._security import (
+    GIVEN_ROLES,
+    HOLDER_RULE,
+    ID_PREFIX,
+    LOCAL_HOLDER,
+    AccessRole,
+    MemberSecrets,
+    Principal,
+    can_hold,
+)
 from shoal._security.tokens import TokenSigner
 from shoal.v1 import state_pb2
 from shoal_coordinator.certificate_holders import HolderVerifier
@@ -93,6 +102,7 @@ class Access:
         verifier: checks the tokens of calls.
         public_key: the key with which servers check tickets.
         servers: the tokens that the coordinator presents to servers.
+        members: the secrets of members.
         revocations: the revoked tokens that have not expired.
     """
 
@@ -108,6 +118,7 @@ class Access:
         self.public_key = self.signer.public_key
         self.verifier = HolderVerifier(self.public_key, clock)
         self.servers = ServerTokens(self.signer, clock)
+        self.members = MemberSecrets(key)
         self.revocations = Revocations.of(frozenset())
         self._apply_revocations()
 

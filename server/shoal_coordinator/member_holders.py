@@ -13,7 +13,8 @@ def check_member(cluster: Cluster, caller: Principal | None, member: str) -> Non
     """Checks that a caller may speak for a member.
 
     A member belongs to the name of the token, or of the certificate, with which it registered. Several processes may
-    share a name. Admins may speak for all members. The holder of a ticket is checked by its ticket.
+    share a name, so the caller must also show the secret that the process got when it registered. Admins may speak for
+    all members. The holder of a ticket is checked by its ticket.
 
     Args:
         cluster: The cluster.
@@ -22,6 +23,7 @@ def check_member(cluster: Cluster, caller: Principal | None, member: str) -> Non
 
     Raises:
         Forbidden: The member is another caller's.
+        Fenced: The secret is that of another incarnation of the member.
     """
     if caller is None or caller.job or caller.role is AccessRole.ADMIN:
         return
@@ -35,6 +37,17 @@ def check_member(cluster: Cluster, caller: Principal | None, member: str) -> Non
             "token of its process",
             member=member,
         )
+    if not found.registration.has_secret:  # it registered with an earlier version
+        return
+    if caller.member is None or caller.member.member != member:
+        shown = f"that of {caller.member.member!r}" if caller.member else "none"
+        raise errors.Forbidden(
+            f"{caller} may not speak for {role} {member!r} without the secret of its registration, and has shown "
+            f"{shown}; register under another member id, and show the secret of that registration",
+            member=member,
+        )
+    if caller.member.incarnation != found.incarnation:
+        cluster.members.check(*caller.member)  # raises Fenced
 
 
 def changes(caller: Principal | None, job: str, member: str = "") -> Check:

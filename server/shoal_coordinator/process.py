@@ -149,7 +149,7 @@ class CoordinatorProcess:
             )
             self._check_store(config)
             self.access = access = self._open_access() if config.secure else None
-            self.authorizer = Authorizer(access.verifier) if access else open_authorizer()
+            self.authorizer = Authorizer(access.verifier, members=access.members) if access else open_authorizer()
             if storage:
                 _probe(storage, needed=self.coordinator.has_live_jobs)
             self._audit = AuditLog(_audit_file(config), registry)

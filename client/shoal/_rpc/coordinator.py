@@ -9,8 +9,8 @@ from shoal import _tracing, errors
 from shoal._rpc import channels
 from shoal._rpc.retries import Retries
 from shoal._rpc.tls_probe import tls_failure
-from shoal._security import NO_CREDENTIALS, AccessRole, Credentials
-from shoal.v1 import coordinator_pb2_grpc, group_pb2_grpc, job_pb2_grpc, token_pb2_grpc
+from shoal._security import NO_CREDENTIALS, AccessRole, Credentials, shown
+from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, group_pb2_grpc, job_pb2_grpc, token_pb2_grpc
 
 T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
@@ -36,6 +36,7 @@ class CoordinatorClient:
     Attributes:
         credentials: as given; calls to servers use them as well.
         closed: whether `close` was called.
+        member_secrets: the secrets of the members that were registered by this client, by member id.
         retries: counts of repeated calls. The owner of this client also counts its own repeated calls to servers here.
     """
 
@@ -49,6 +50,7 @@ class CoordinatorClient:
     ) -> None:
         self.address, self.credentials = address, credentials
         self.closed = False
+        self.member_secrets: dict[str, str] = {}
         self._answered = False  # whether any call was answered, so that TLS works
         self.retries = Retries()
         self._retry_for_s, self._on_silence = retry_for_s, on_silence
@@ -101,6 +103,7 @@ class CoordinatorClient:
             return reply
 
         def attempt(metadata: Metadata) -> T:
+            metadata += self._secret_of(request)
             with channels.as_shoal_errors(self.address):
                 if abandon is None:
                     return method(request, timeout=timeout_s, metadata=metadata)
@@ -118,6 +121,30 @@ class CoordinatorClient:
                 on_retry=lambda _: self.retries.count("coordinator"),
                 on_silence=self._on_silence,
             )
+
+    def register(
+        self, request: coordinator_pb2.RegisterRequest, *, retry_for_s: float | None = None
+    ) -> coordinator_pb2.RegisterReply:
+        """Registers a member, and keeps its secret: later calls of this client for the member show it.
+
+        Args:
+            request: the registration.
+            retry_for_s: as for `call`.
+
+        Returns:
+            The reply message.
+
+        Raises:
+            ShoalError: as `call`.
+        """
+        reply: coordinator_pb2.RegisterReply = self.call(self.members.Register, request, retry_for_s=retry_for_s)
+        self.member_secrets[request.member] = reply.secret
+        return reply
+
+    def _secret_of(self, request: Any) -> Metadata:
+        """Returns the metadata with the secret of the member that a request is about, if this client has it."""
+        member = getattr(request, "worker", "") or getattr(request, "member", "")
+        return shown(self.member_secrets.get(member, ""))
 
     def _presenting(self, attempt: Callable[[Metadata], T]) -> T:
         """Makes a call, and once more if it is refused and there is another token by now."""

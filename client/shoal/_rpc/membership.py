@@ -59,8 +59,9 @@ class MembershipClient:
     ) -> None:
         self._client = client
         self._request = request
-        # Identifies this incarnation. It is drawn once for each, so that registering may be repeated.
-        self._request.process = secrets.token_hex(8)
+        # Identifies this incarnation. It is drawn once for each, so that registering may be repeated. A process that
+        # knows it could repeat the registration, and would get the secret of the member.
+        self._request.process = secrets.token_hex(16)
         self._request.version = version("shoal")
         self._on_reply, self._on_incarnation, self._on_end, self._load = on_reply, on_incarnation, on_end, load
         self._authorizer, self.tokens_required = authorizer, False
@@ -148,7 +149,7 @@ class MembershipClient:
         self.stop()
 
     def _register(self, retry_for_s: float | None) -> None:
-        reply = self._client.call(self._client.members.Register, self._request, retry_for_s=retry_for_s)
+        reply = self._client.register(self._request, retry_for_s=retry_for_s)
         if self._client.credentials.closed and not reply.token_key:
             self._refuse_open_cluster(reply.incarnation)
         self.tokens_required = bool(reply.token_key)
@@ -221,8 +222,9 @@ class MembershipClient:
 
     def _end_incarnation(self) -> None:
         self.incarnation = 0
+        self._client.member_secrets.pop(self.member, None)
         self._renewal.clear()
-        self._request.process = secrets.token_hex(8)
+        self._request.process = secrets.token_hex(16)
         self._on_end()
         self.heartbeat_now()
 

@@ -19,7 +19,7 @@ from shoal._rpc.call_limits import CallLimits
 from shoal._rpc.calls import Call, CallClass, host_of
 from shoal._rpc.outcomes import CallOutcome, OnOutcome
 from shoal._rpc.receiving_pool import SUPPORTED, Hold, ReceivingPool, certificate_of, end_call
-from shoal._security import Authorizer, Principal, token_in
+from shoal._security import Authorizer, Principal, shown_in, token_in
 from shoal._system import resident_bytes
 from shoal._system.logs import Log
 
@@ -122,10 +122,13 @@ class Reception:
 
     def authorize(self, name: str, event: Any) -> Principal | None:
         """Returns who makes the call `name`, from grpcio's event of its headers. Raises as `Authorizer.authorize`."""
-        allow, token = self._authorizer, token_in(event.invocation_metadata)
+        allow, metadata = self._authorizer, event.invocation_metadata
+        if allow is None:
+            return None
         who: list[Principal] = []
         try:
-            return allow.authorize(name, token, lambda: certificate_of(event), who.append) if allow else None
+            caller = allow.authorize(name, token_in(metadata), lambda: certificate_of(event), who.append)
+            return allow.with_member(caller, shown_in(metadata))
         except errors.ShoalError as why:
             self._on_outcome(CallOutcome(name, next(iter(who), None), host_of(event), why.status, reason=why.message))
             raise

@@ -13,6 +13,7 @@ from shoal._security.access_files import AccessFile, TokenSource
 from shoal._security.authorizer import Authorizer, open_authorizer
 from shoal._security.bearer import MAX_TOKEN_BYTES, authorization, token_in
 from shoal._security.credentials import NO_CREDENTIALS, VARIABLES, Credentials
+from shoal._security.member_secrets import MemberIdentity, MemberSecrets, shown, shown_in
 from shoal._security.permissions import (
     MEMBER_ROLES,
     OPEN_CALLS,
@@ -46,6 +47,8 @@ __all__ = [
     "AccessRole",
     "Authorizer",
     "Credentials",
+    "MemberIdentity",
+    "MemberSecrets",
     "PortCheck",
     "Principal",
     "TokenSource",
@@ -56,6 +59,8 @@ __all__ = [
     "explained",
     "open_authorizer",
     "role_name",
+    "shown",
+    "shown_in",
     "token_in",
     "user_mark",
 ]

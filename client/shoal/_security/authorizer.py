@@ -1,9 +1,11 @@
 """Authorization of the calls that a server receives: who makes a call, and whether that caller may make it."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shoal import errors
+from shoal._security.member_secrets import MemberSecrets
 from shoal._security.permissions import OPEN_CALLS, check_own, check_permitted
 from shoal._security.principal import Principal
 
@@ -21,10 +23,13 @@ class Authorizer:
         verifier: checks tokens. If it is None, the caller must call `require`, `use_key` or `allow_all` later.
         server: member id of this server. It accepts only those tokens of the coordinator that were made for it. Empty
             for other processes, which accept no token of the coordinator.
+        members: the secrets of the cluster's members, at the coordinator.
     """
 
-    def __init__(self, verifier: "TokenVerifier | None" = None, *, server: str = "") -> None:
-        self._verifier, self._server, self._open = verifier, server, False
+    def __init__(
+        self, verifier: "TokenVerifier | None" = None, *, server: str = "", members: MemberSecrets | None = None
+    ) -> None:
+        self._verifier, self._server, self._open, self._members = verifier, server, False, members
         self._on_revoked: Callable[[], object] = bool  # does nothing
 
     @property
@@ -123,6 +128,20 @@ class Authorizer:
         self.check_valid(principal)
         check_permitted(principal, call)
         return principal
+
+    def with_member(self, principal: Principal | None, secret: str) -> Principal | None:
+        """Returns a caller with the registration whose secret it has shown.
+
+        Args:
+            principal: the caller.
+            secret: the secret; empty if the call shows none.
+
+        Raises:
+            Fenced: the secret is not genuine.
+        """
+        if not (principal and secret and self._members):
+            return principal
+        return replace(principal, member=self._members.identify(secret))
 
     def check_valid(self, principal: Principal) -> None:
         """Checks that the token or the certificate which identified a caller earlier is still valid.

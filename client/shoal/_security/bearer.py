@@ -18,10 +18,21 @@ def token_in(metadata: object) -> str:
     Args:
         metadata: pairs of key and value, as grpcio gives them.
     """
+    found = value_in(metadata, _KEY)
+    return found[len(_SCHEME) :] if found.startswith(_SCHEME) else ""
+
+
+def value_in(metadata: object, wanted: str) -> str:
+    """Returns the first text with a key in the metadata of a call, or an empty string.
+
+    Args:
+        metadata: pairs of key and value, as grpcio gives them.
+        wanted: the key.
+    """
     for key, value in metadata or ():  # type: ignore[attr-defined]
-        if key == _KEY and isinstance(value, str) and value.startswith(_SCHEME):
-            return value[len(_SCHEME) :]
+        if key == wanted and isinstance(value, str):
+            return value
     return ""
 
 
-__all__ = ["MAX_TOKEN_BYTES", "authorization", "token_in"]
+__all__ = ["MAX_TOKEN_BYTES", "authorization", "token_in", "value_in"]

@@ -10,6 +10,7 @@ name are in this module:
 - `check_own`: the holder of a ticket speaks for the ticket's job, member and incarnation only.
 - `MEMBER_ROLES`, in `shoal_coordinator.api.tokens`: who registers as a server, a worker or a session.
 - `shoal_coordinator.member_holders`: a caller speaks only for members that it has registered, unless it is an admin.
+  It shows this by its name and by the secret of the registration (`member_secrets`).
   A worker or a server gets tickets only for jobs that it takes part in, and a session only for jobs of its submitter.
 - `shoal_coordinator.submitters`: a submitter changes only its own jobs, and continues only its own checkpoints.
 - `shoal_coordinator.groups.registry`: the ranks of an elastic group have tokens of one name.

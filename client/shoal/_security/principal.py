@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from shoal._security.member_secrets import MemberIdentity
+
 # Prefix of the id by which a certificate is revoked. The serial number follows, in hexadecimal.
 ID_PREFIX = "cert:"
 # The holder of the tokens of the access file. No other token and no certificate may have this name: jobs belong to it,
@@ -62,6 +64,7 @@ class Principal:
         incarnation: the member's incarnation that a ticket is for. 0 for other tokens.
         expires_at: Unix time in seconds when the caller's token or certificate expires. A ticket or a login has the
             time of the token or the certificate for which it was made. The comparison of principals ignores this time.
+        member: the registration whose secret the caller has shown with its call; None if it has shown none.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Principal:
     job: str = ""
     incarnation: int = 0
     expires_at: float = field(default=math.inf, compare=False)
+    member: MemberIdentity | None = field(default=None, compare=False)
 
     @property
     def proof(self) -> str:

@@ -77,8 +77,8 @@ class RegisterRequest(_message.Message):
     device: _builtins.str
     """A worker's device: "cpu", or "cuda:0 NVIDIA H200"."""
     process: _builtins.str
-    """A random number that each process draws. The coordinator needs it to distinguish a repeated call from a call of
-    another process with the same id.
+    """A random number that each process draws and tells nobody else. The coordinator needs it to distinguish a repeated
+    call from a call of another process with the same id.
     """
     metrics_address: _builtins.str
     """host:port of /metrics, for display only."""
@@ -115,6 +115,7 @@ class RegisterReply(_message.Message):
     TOKEN_KEY_FIELD_NUMBER: _builtins.int
     REVOKED_TOKENS_FIELD_NUMBER: _builtins.int
     REVOKED_REVISION_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The number of this life of the member. All further calls carry it."""
     heartbeat_timeout_s: _builtins.float
@@ -129,6 +130,10 @@ class RegisterReply(_message.Message):
     """The Ed25519 public key with which a server checks tickets: 32 bytes. Empty if the cluster asks for no tokens."""
     revoked_revision: _builtins.int
     """The revision of these ids, for HeartbeatRequest."""
+    secret: _builtins.str
+    """The secret of this registration. Each later call for the member, for example Heartbeat, Report or GetTicket, carries
+    it in its metadata under the key `shoal-member`. Empty if the cluster asks for no tokens.
+    """
     @_builtins.property
     def revoked_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of the tokens that were revoked and have not expired. Tickets made for them are refused."""
@@ -142,10 +147,11 @@ class RegisterReply(_message.Message):
         token_key: _builtins.bytes = ...,
         revoked_tokens: _abc.Iterable[_builtins.str] | None = ...,
         revoked_revision: _builtins.int = ...,
+        secret: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval_s", b"heartbeat_interval_s", "heartbeat_timeout_s", b"heartbeat_timeout_s", "incarnation", b"incarnation", "revoked_revision", b"revoked_revision", "revoked_tokens", b"revoked_tokens", "token_key", b"token_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval_s", b"heartbeat_interval_s", "heartbeat_timeout_s", b"heartbeat_timeout_s", "incarnation", b"incarnation", "revoked_revision", b"revoked_revision", "revoked_tokens", b"revoked_tokens", "secret", b"secret", "token_key", b"token_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

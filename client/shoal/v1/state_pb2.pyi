@@ -82,6 +82,7 @@ class MemberRecord(_message.Message):
     LAST_SEEN_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
+    HAS_SECRET_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The member's newest incarnation."""
     enrolled: _builtins.bool
@@ -98,6 +99,10 @@ class MemberRecord(_message.Message):
     """The name of the token or certificate with which the member registered. Only its holder, and admins, may speak for the
     member. Empty in a cluster that asks for no tokens.
     """
+    has_secret: _builtins.bool
+    """Whether the process got a secret when it registered, which its later calls show. It is false for members of a
+    cluster that asked for no tokens, and for those that registered with an earlier version.
+    """
     @_builtins.property
     def registration(self) -> _coordinator_pb2.RegisterRequest:
         """What the member has registered with."""
@@ -112,10 +117,11 @@ class MemberRecord(_message.Message):
         last_seen: _builtins.float = ...,
         draining: _builtins.bool = ...,
         holder: _builtins.str = ...,
+        has_secret: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["registration", b"registration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead", "draining", b"draining", "enrolled", b"enrolled", "holder", b"holder", "incarnation", b"incarnation", "last_seen", b"last_seen", "registration", b"registration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead", "draining", b"draining", "enrolled", b"enrolled", "has_secret", b"has_secret", "holder", b"holder", "incarnation", b"incarnation", "last_seen", b"last_seen", "registration", b"registration"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

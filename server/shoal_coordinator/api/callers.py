@@ -27,12 +27,13 @@ def submitter_role() -> str:
 
 
 def registration_of(request: coordinator_pb2.RegisterRequest) -> Registration:
-    """Returns what a process states about itself, and the name under which it is known.
+    """Returns what a process states about itself, and the name under which it is known. With a name, it has a secret.
 
     Raises:
         BadRequest: see `Registration`.
     """
-    return replace(Registration.from_proto(request), holder=caller_name())
+    holder = caller_name()
+    return replace(Registration.from_proto(request), holder=holder, has_secret=bool(holder))
 
 
 def caller_name() -> str:

@@ -62,6 +62,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             token_key=self._access.public_key if self._access else b"",
             revoked_tokens=revoked.tokens,
             revoked_revision=revoked.revision,
+            secret=self._access.members.of(request.member, member.incarnation) if self._access else "",
         )
 
     @_rpc.servicer

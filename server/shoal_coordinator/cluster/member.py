@@ -77,13 +77,14 @@ class Member:
             last_seen=0.0 if self.alive else self.last_seen,
             draining=self.draining,
             holder=self.registration.holder,
+            has_secret=self.registration.has_secret,
         )
 
     @classmethod
     def from_proto(cls, record: state_pb2.MemberRecord) -> "Member":
         """Returns the member of a record. The caller sets `last_seen` of a live member."""
         return cls(
-            replace(Registration.from_proto(record.registration), holder=record.holder),
+            replace(Registration.from_proto(record.registration), holder=record.holder, has_secret=record.has_secret),
             record.incarnation,
             record.last_seen,
             alive=not record.dead,

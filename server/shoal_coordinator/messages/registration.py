@@ -15,6 +15,7 @@ class Registration:
 
     Attributes:
         holder: name of the caller that registers, as its token or certificate says. It is not a part of the message.
+        has_secret: whether the process gets a secret, which its later calls must show. It is not a part of the message.
 
     Raises:
         BadRequest: the member id is invalid, or the process or a server's address is missing.
@@ -27,6 +28,7 @@ class Registration:
     device: str = ""
     metrics_address: str = ""
     holder: str = ""
+    has_secret: bool = False
 
     def __post_init__(self) -> None:
         if not MEMBER_ID.fullmatch(self.member):
@@ -39,7 +41,8 @@ class Registration:
     def is_repeated_by(self, later: "Registration") -> bool:
         """Returns whether a later registration is made by the same process.
 
-        A process id is no secret, and others can repeat it. So the caller must be the same, too.
+        Processes of one holder tell nobody their process ids. Other holders may have seen them all the same, for
+        example in a store. So the caller must be the same, too.
         """
         return (self.process, self.role, self.holder) == (later.process, later.role, later.holder)
 

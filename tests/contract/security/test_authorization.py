@@ -328,7 +328,7 @@ def test_a_member_registers_only_in_the_role_of_its_token(rig: SecureRig) -> Non
         request = coordinator_pb2.RegisterRequest(role=member, member="m", process="p", address="127.0.0.1:1")
         try:
             with pytest.raises(errors.Forbidden, match="may not register"):
-                client.call(client.members.Register, request, retry_for_s=0)
+                client.register(request, retry_for_s=0)
         finally:
             client.close()
 
@@ -353,7 +353,7 @@ def test_a_member_knows_the_revoked_tokens_from_its_registration(rig: SecureRig)
     daemon = calling(rig, rig.token(AccessRole.WORKER))
     try:
         asked = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="late", process="p")
-        known = daemon.call(daemon.members.Register, asked, retry_for_s=0)
+        known = daemon.register(asked, retry_for_s=0)
         assert made.id in known.revoked_tokens
         authorizer, told = Authorizer(), list[Any]()
         authorizer.on_revoked(lambda: told.append(authorizer.verifier))
@@ -453,9 +453,10 @@ def test_a_server_gets_tickets_only_for_jobs_that_have_shards_on_it(rig: SecureR
         role=coordinator_pb2.SERVER, member="idle", process="p", address="127.0.0.1:1"
     )
     try:
+        server.member_secrets["server-0"] = rig.access.members.of("server-0", life)
         ticket = server.call(server.tokens.GetTicket, token_pb2.GetTicketRequest(**own), retry_for_s=0).ticket
         assert rig.access.verifier.identify(ticket).role is AccessRole.PEER
-        idle = server.call(server.members.Register, request, retry_for_s=0).incarnation
+        idle = server.register(request, retry_for_s=0).incarnation
         for fields in ({"job": "job"}, {"job": "job", "worker": "idle", "incarnation": idle}):
             with pytest.raises(errors.Forbidden, match="only for servers with shards of job"):
                 server.call(server.tokens.GetTicket, token_pb2.GetTicketRequest(**fields), retry_for_s=0)

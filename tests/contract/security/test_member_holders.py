@@ -1,6 +1,7 @@
 """Members that belong to the caller who registered them: calls for a member, and tickets for it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,13 +24,17 @@ def calling(rig: SecureRig, token: str) -> _rpc.CoordinatorClient:
     return _rpc.CoordinatorClient(rig.coordinator.address, credentials=Credentials(token=lambda: token))
 
 
+def worker_named(member: str, process: str) -> coordinator_pb2.RegisterRequest:
+    return coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member=member, process=process)
+
+
 def test_nobody_speaks_for_a_member_of_another_caller(rig: SecureRig) -> None:
     """Bob knows ann's member, because everybody may read the status."""
     worker = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="anns-worker", process="p")
     ann, bob = (calling(rig, rig.token(AccessRole.WORKER, worker=name)) for name in ("ann", "bob"))
     submitter = calling(rig, rig.token(AccessRole.SUBMITTER, worker="ann"))
     try:
-        life = ann.call(ann.members.Register, worker, retry_for_s=0).incarnation
+        life = ann.register(worker, retry_for_s=0).incarnation
         own: dict[str, Any] = {"member": "anns-worker", "incarnation": life}
         of_server: dict[str, Any] = {"member": "server-0", "incarnation": 1}
         for caller, fields in ((bob, own), (submitter, own), (bob, of_server), (ann, of_server)):
@@ -40,8 +45,8 @@ def test_nobody_speaks_for_a_member_of_another_caller(rig: SecureRig) -> None:
                 with pytest.raises(errors.Forbidden, match="may not speak for"):
                     caller.call(call, request, retry_for_s=0)
         with pytest.raises(errors.DuplicateMember):  # even with the process id of ann's worker
-            bob.call(bob.members.Register, worker, retry_for_s=0)
-        assert ann.call(ann.members.Register, worker, retry_for_s=0).incarnation == life
+            bob.register(worker, retry_for_s=0)
+        assert ann.register(worker, retry_for_s=0).incarnation == life
         with pytest.raises(errors.Forbidden, match="may not speak for"):
             bob.call(bob.jobs.Report, job_pb2.ReportRequest(job="job", worker="anns-worker", incarnation=life))
         ann.call(ann.members.Heartbeat, coordinator_pb2.HeartbeatRequest(**own), retry_for_s=0)
@@ -55,7 +60,7 @@ def test_a_worker_gets_tickets_only_for_jobs_that_it_takes_part_in(rig: SecureRi
     worker = calling(rig, rig.token(AccessRole.WORKER, worker="eve"))
     try:
         asked = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="eve", process="p")
-        life = worker.call(worker.members.Register, asked, retry_for_s=0).incarnation
+        life = worker.register(asked, retry_for_s=0).incarnation
         for fields in ({"job": "job"}, {"job": "job", "worker": "eve", "incarnation": life}):
             with pytest.raises(errors.Forbidden, match="only for workers that take part in job"):
                 worker.call(worker.tokens.GetTicket, token_pb2.GetTicketRequest(**fields), retry_for_s=0)
@@ -71,7 +76,7 @@ def test_a_worker_reads_no_job_with_its_own_token(rig: SecureRig) -> None:
     trainer = calling(rig, rig.token(AccessRole.TRAINER, job="job", worker="eve", incarnation=1))
     asked = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="eve", process="p")
     try:
-        life = worker.call(worker.members.Register, asked, retry_for_s=0).incarnation
+        life = worker.register(asked, retry_for_s=0).incarnation
         for call in ("Get", "GetPlacement"):
             request = request_of(call, job="job")
             with pytest.raises(errors.Forbidden, match="worker 'eve' may not"):
@@ -80,6 +85,76 @@ def test_a_worker_reads_no_job_with_its_own_token(rig: SecureRig) -> None:
         worker.call(worker.members.Leave, coordinator_pb2.LeaveRequest(member="eve", incarnation=life), retry_for_s=0)
     finally:
         trainer.close()
+        worker.close()
+
+
+def test_processes_of_one_token_do_not_speak_for_each_other(rig: SecureRig) -> None:
+    """As in Compose, where all workers have one certificate. Only the secret of the registration tells them apart."""
+    gpu, eve = (calling(rig, rig.token(AccessRole.WORKER, worker="shared")) for _ in range(2))
+    server = calling(rig, rig.token(AccessRole.SERVER, worker="local"))
+    own: dict[str, Any] = {"job": "job", "worker": "gpu"}
+    try:
+        first = gpu.register(worker_named("gpu", "p")).incarnation
+        own["incarnation"] = first
+        eves = eve.register(worker_named("eve", "q")).incarnation
+        member: dict[str, Any] = {"member": "gpu", "incarnation": first}
+        of_gpu = [
+            ("members", "Heartbeat", coordinator_pb2.HeartbeatRequest(**member)),
+            ("members", "Leave", coordinator_pb2.LeaveRequest(**member)),
+            ("tokens", "GetTicket", token_pb2.GetTicketRequest(**own)),
+            *(("jobs", call, request_of(call, **own)) for call in ("Report", "Lease", "Join", "Describe", "Finish")),
+        ]
+        for claimed, text in ({}, "has shown none"), ({"gpu": eve.member_secrets["eve"]}, "that of 'eve'"):
+            eve.member_secrets.pop("gpu", None)
+            eve.member_secrets.update(claimed)
+            for service, call, request in of_gpu:
+                with pytest.raises(errors.Forbidden, match=f"may not speak for worker 'gpu' .*{text}"):
+                    eve.call(getattr(getattr(eve, service), call), request, retry_for_s=0)
+        of_server = coordinator_pb2.LeaveRequest(member="server-0", incarnation=1)
+        with pytest.raises(errors.Forbidden, match="may not speak for server 'server-0' without the secret"):
+            server.call(server.members.Leave, of_server, retry_for_s=0)
+        gpu.call(gpu.members.Heartbeat, coordinator_pb2.HeartbeatRequest(**member), retry_for_s=0)
+        gpu.call(gpu.members.Leave, coordinator_pb2.LeaveRequest(**member), retry_for_s=0)
+        eve.call(eve.members.Leave, coordinator_pb2.LeaveRequest(member="eve", incarnation=eves), retry_for_s=0)
+    finally:
+        for client in (gpu, eve, server):
+            client.close()
+
+
+def test_a_secret_ends_with_its_incarnation(rig: SecureRig) -> None:
+    """An earlier holder of the member id registers again. It cannot speak for the one that has the id now."""
+    earlier, later = (calling(rig, rig.token(AccessRole.WORKER, worker="shared")) for _ in range(2))
+    try:
+        first = earlier.register(worker_named("gpu", "p")).incarnation
+        earlier.call(earlier.members.Leave, coordinator_pb2.LeaveRequest(member="gpu", incarnation=first))
+        life = later.register(worker_named("gpu", "q")).incarnation
+        beat = coordinator_pb2.HeartbeatRequest(member="gpu", incarnation=life)
+        genuine = earlier.member_secrets["gpu"]
+        for secret in (genuine, genuine.replace(f".{first}.", f".{life}."), "gpu", "gpu.x.y", ".."):
+            earlier.member_secrets["gpu"] = secret
+            with pytest.raises(errors.Fenced, match="register again"):
+                earlier.call(earlier.members.Heartbeat, beat, retry_for_s=0)
+        later.call(later.members.Leave, coordinator_pb2.LeaveRequest(member="gpu", incarnation=life))
+    finally:
+        earlier.close()
+        later.close()
+
+
+def test_a_member_of_an_earlier_version_needs_no_secret(rig: SecureRig) -> None:
+    """It has none, and continues after an upgrade of the coordinator."""
+    worker = calling(rig, rig.token(AccessRole.WORKER, worker="shared"))
+    try:
+        life = worker.register(worker_named("old", "p")).incarnation
+        with rig.coordinator.coordinator.reading() as (cluster, _):
+            member = cluster.members.find("old")
+            assert member
+            assert member.registration.has_secret
+            member.registration = replace(member.registration, has_secret=False)
+        worker.member_secrets.clear()
+        for call in ("Heartbeat", "Leave"):
+            request = getattr(coordinator_pb2, f"{call}Request")(member="old", incarnation=life)
+            worker.call(getattr(worker.members, call), request, retry_for_s=0)
+    finally:
         worker.close()
 
 
@@ -102,9 +177,10 @@ def test_a_call_reads_the_state_once(rig: SecureRig, readings: list[Coordinator]
     worker = calling(rig, rig.token(AccessRole.WORKER, worker="eve"))
     own: dict[str, Any] = {"job": "job", "worker": rig.session.worker, "incarnation": rig.incarnation}
     try:
+        user.member_secrets[rig.session.worker] = rig.access.members.of(rig.session.worker, rig.incarnation)
         asked = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="eve", process="p")
         life: dict[str, Any] = {"member": "eve", "incarnation": 1}
-        life["incarnation"] = worker.call(worker.members.Register, asked, retry_for_s=0).incarnation
+        life["incarnation"] = worker.register(asked, retry_for_s=0).incarnation
         for client, call, request, count in (
             (user, user.tokens.GetTicket, token_pb2.GetTicketRequest(**own), 1),
             (user, user.jobs.Report, job_pb2.ReportRequest(**own), 0),

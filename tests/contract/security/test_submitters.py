@@ -128,7 +128,7 @@ def test_an_assignment_has_the_name_and_the_access_role_of_the_submitter(rig: Se
     )
     try:
         life: dict[str, Any] = {"member": "eve"}
-        life["incarnation"] = worker.call(worker.members.Register, request).incarnation
+        life["incarnation"] = worker.register(request).incarnation
         for client, expected in ((ann, ("ann", "submitter")), (rig.client, ("local", "admin"))):
             job = client.submit(shoal.Job("m:f"))
             reply = worker.call(worker.members.Heartbeat, coordinator_pb2.HeartbeatRequest(**life))

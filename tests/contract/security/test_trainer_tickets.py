@@ -46,7 +46,7 @@ def daemon(rig: SecureRig, token_file: Path) -> Iterator[CoordinatorClient]:
 def assigned(rig: SecureRig, daemon: CoordinatorClient) -> Iterator[AssignedJob]:
     """An assignment of the worker."""
     worker = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="gpu-1", process="p")
-    life = daemon.call(daemon.members.Register, worker, retry_for_s=0).incarnation
+    life = daemon.register(worker, retry_for_s=0).incarnation
     job = rig.client.submit(shoal.Job("m:f", name="trained"))
     beat = coordinator_pb2.HeartbeatRequest(member="gpu-1", incarnation=life)
     reply = daemon.call(daemon.members.Heartbeat, beat)
