@@ -123,7 +123,7 @@ class RegisterReply(_message.Message):
     heartbeat_interval_s: _builtins.float
     """The longest time in seconds from one heartbeat or report to the next. It is at most a third of the heartbeat
     timeout, unless the operator chose a longer interval. The interval grows with the number of members. That of a
-    server is at most 4 s, so that it learns of revoked tokens in time. Each reply to a heartbeat or a report has the
+    server is at most 2 s, so that it learns of revoked tokens in time. Each reply to a heartbeat or a report has the
     interval that applies from then on.
     """
     token_key: _builtins.bytes

@@ -9,9 +9,9 @@ _LARGEST_PART = 1 / 3
 # The longest interval in seconds, however long the timeout: workers learn from heartbeats that their job was cancelled,
 # and servers clean up.
 LONGEST_S = 10.0
-# The longest interval of a server. Pulls of a revoked token that wait at a server end with its next heartbeat, within
-# 5 s of the revocation. Servers are few beside the workers.
-SERVER_LONGEST_S = 4.0
+# The longest interval of a server. Pulls of a revoked token that wait at a server end with its next heartbeat, and its
+# idle lanes with the heartbeat after that: both within 5 s of the revocation. Servers are few beside the workers.
+SERVER_LONGEST_S = 2.0
 
 
 def interval_told_s(interval_s: float, *, server: bool) -> float:

@@ -46,7 +46,9 @@ def test_bounds(members: int, timeout_s: float, interval_s: float) -> None:
 
 def test_a_server_of_any_cluster_learns_of_a_revoked_token_within_five_seconds() -> None:
     for interval_s in (0.5, 3.0, 4.9, LONGEST_S):  # a heartbeat comes after at most one interval; see HeartbeatPace
-        assert interval_told_s(interval_s, server=True) == min(interval_s, 4.0)
+        assert interval_told_s(interval_s, server=True) == min(interval_s, 2.0)
+        # A server closes idle lanes of revoked tokens with its second heartbeat, and the first may be late.
+        assert 2 * interval_told_s(interval_s, server=True) <= 4.0
         assert interval_told_s(interval_s, server=False) == interval_s
 
 
