@@ -158,12 +158,11 @@ SUBMITTER_JOB_BYTES = _add(
 )
 SUBMITTER_VALUE_BYTES = _add(
     "SUBMITTER_VALUE_BYTES",
-    0,
+    1 << 40,
     "bytes",
     "the variables of one submitter's jobs that have not ended",
     roles=_COORDINATOR,
     option="--max-submitter-value-bytes",
-    shown="none",
     error=errors.Overloaded,
 )
 MAX_MEMBERS = _add("MAX_MEMBERS", 100_000, "members", "a cluster", roles=_COORDINATOR, error=errors.Overloaded)
