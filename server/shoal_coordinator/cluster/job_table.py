@@ -159,6 +159,10 @@ class JobTable(Mapping[str, JobMachine]):
         """Records that a worker has an assignment in a job, and in no other one."""
         self._job_of[worker] = job
 
+    def was_assigned(self, worker: str, job: JobMachine) -> bool:
+        """Returns whether a live worker has or had an assignment in a job, as far as that is remembered."""
+        return self._job_of.get(worker) is job or job.had_worker(worker)
+
     def find_of(self, worker: str) -> JobMachine | None:
         """Returns the job in which a worker has an assignment. Ended jobs have no workers."""
         job = self._job_of.get(worker)

@@ -24,7 +24,8 @@ from shoal_coordinator.messages import DescribeResult, Effect, JoinResult, event
 
 
 class WorkerRequests:
-    """Handles events from workers about their assignments. A worker without an assignment in the job is told to stop.
+    """Handles events from workers about their assignments. A worker whose assignment in the job has ended is told to
+    stop. A worker that had none is refused.
 
     Args:
         jobs: jobs of the cluster.
@@ -101,13 +102,13 @@ class WorkerRequests:
     def _lease_requested(self, event: events.LeaseRequested, now: float) -> Lease | NoRange:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
-        has_assignment = job.has_assignment(event.worker, event.assignment)
-        return job.lease(event.worker, event.done, now, event.samples) if has_assignment else NoRange.FINISHED
+        assigned = self._is_assigned(event.worker, event.assignment, job)
+        return job.lease(event.worker, event.done, now, event.samples) if assigned else NoRange.FINISHED
 
     def _evaluation_claimed(self, event: events.EvaluationClaimed, now: float) -> EvaluationClaim:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
-        if not job.has_assignment(event.worker, event.assignment):
+        if not self._is_assigned(event.worker, event.assignment, job):
             return EvaluationClaim(stop=True)
         _check_steps(job, event.worker, [event.step], now)
         return job.claim_evaluation(event.worker, event.step, finished_training=event.finished_training)
@@ -115,7 +116,7 @@ class WorkerRequests:
     def _evaluation_reported(self, event: events.EvaluationReported, now: float) -> EvaluationAck:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
-        if not job.has_assignment(event.worker, event.assignment):
+        if not self._is_assigned(event.worker, event.assignment, job):
             return EvaluationAck(stop=True)
         _check_steps(job, event.worker, [event.result.step], now)
         ack, effects = job.report_evaluation(event.worker, event.result, now)
@@ -128,7 +129,7 @@ class WorkerRequests:
     def _worker_reported(self, event: events.WorkerReported, now: float) -> ReportAck:
         self._members.mark_alive(event.worker, event.incarnation, now)
         job = self._jobs.named(event.job)
-        if not job.has_assignment(event.worker, event.assignment):
+        if not self._is_assigned(event.worker, event.assignment, job):
             return ReportAck.DONE
         last = event.timings[-1].step if event.timings else 0
         # The counts are those of pushes: a worker makes one in each step.
@@ -140,7 +141,7 @@ class WorkerRequests:
     def _worker_finished(self, event: events.WorkerFinished, now: float) -> None:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
-        if not job.has_assignment(event.worker, event.assignment):
+        if not self._is_assigned(event.worker, event.assignment, job):
             return
         if event.trainer_failed and self._has_others(job, event.worker, now):
             reason = _last_line(event.error)
@@ -184,6 +185,20 @@ class WorkerRequests:
         """Ends a worker's incarnation. Its daemon registers again, which ends the trainer; servers know the new one."""
         self._members.leave(worker, job.workers[worker], now)
         self._emit(lose())
+
+    def _is_assigned(self, worker: str, assignment: int, job: JobMachine) -> bool:
+        """Returns whether a live worker has this assignment in a job. Raises Forbidden if it never had one there."""
+        if job.has_assignment(worker, assignment):
+            return True
+        if not self._jobs.was_assigned(worker, job):
+            name = job.spec.name
+            raise errors.Forbidden(
+                f"{worker} has no assignment in job {name}, and had none; call for jobs that the replies to its own "
+                "heartbeats name, with the number of the assignment",
+                job=name,
+                worker=worker,
+            )
+        return False
 
     def _ensure_assignment(self, member: Member, job: JobMachine, assignment: int, now: float) -> None:
         """Checks that a member has an assignment in a job that has not ended. A session gets one by asking for it."""

@@ -232,6 +232,10 @@ class JobView:
         """Returns whether a worker has this assignment in the job."""
         return self._worker_group.has_assignment(worker, assignment)
 
+    def had_worker(self, worker: str) -> bool:
+        """Returns whether a worker is the current or the last one of a rank."""
+        return worker in self._worker_group.names
+
     def is_finished(self, worker: str) -> bool:
         """Returns whether a worker has finished."""
         return self._worker_group.is_finished(worker)

@@ -591,10 +591,22 @@ def test_calls_of_a_worker_outside_the_job_are_refused(rig: Rig) -> None:
         rig.enter("a", "w1")
     with pytest.raises(errors.Cancelled):
         rig.describe("a", "w1")
-    assert rig.lease("a", "w1") is NoRange.FINISHED
-    assert rig.report("a", "w1") is ReportAck.DONE
+    for call in (rig.lease, rig.report, rig.finish):
+        with pytest.raises(errors.Forbidden, match="w1 has no assignment in job a, and had none"):
+            call("a", "w1")
     with pytest.raises(errors.UnknownJob):
         rig.enter("nope", "w1")
+
+
+def test_a_worker_whose_assignment_has_ended_is_told_to_stop(rig: Rig) -> None:
+    rig.submit(job(workers=1))
+    rig.start("a", "w0")
+    part = rig.part("a", "w0")
+    rig.handle(events.JobCancelled("a"))
+    rig.crash()
+    lease = events.LeaseRequested("a", "w0", rig.lives["w0"], 0, part)
+    assert rig.handle(lease) is NoRange.FINISHED
+    assert rig.report("a", "w0") is ReportAck.DONE
 
 
 # Sessions.
@@ -887,6 +899,14 @@ def test_variables_of_a_submitter_that_are_too_large() -> None:
         rig.describe("c", "y")
     rig.handle(events.JobCancelled("a"))
     rig.describe("c", "y")
+
+
+def test_variables_of_a_submitter_have_a_limit_by_default() -> None:
+    rig = Rig(POLICY).servers("s0").workers(*"uv")
+    huge = {name: Variable((3 << 36,), "float32") for name in "ab"}  # 768 GiB each
+    rig.handle(events.JobSubmitted(job("a"), submitter="me"))
+    with pytest.raises(errors.Overloaded, match=r"the limit SUBMITTER_VALUE_BYTES is 1099511627776 \(--max-submitter"):
+        rig.describe("a", "u", huge)
 
 
 def test_a_flood_of_jobs_is_refused() -> None:

@@ -415,10 +415,11 @@ def test_a_metric_that_the_program_lacks_fails_the_job_and_lists_its_metrics(rig
     assert "gives auc, loss, but the job asks for 'accuracy'" in rig.status("a").reason
 
 
-def test_a_worker_outside_the_job_must_stop(rig: Rig) -> None:
+def test_calls_of_a_worker_outside_the_job_are_refused(rig: Rig) -> None:
     rig.workers("w2")
-    assert rig.ask("a", "w2", 10).stop
-    assert rig.evaluate("a", "w2", 1, accuracy=1.0).stop
+    for call in (lambda: rig.ask("a", "w2", 10), lambda: rig.evaluate("a", "w2", 1, accuracy=1.0)):
+        with pytest.raises(errors.Forbidden, match="w2 has no assignment in job a, and had none"):
+            call()
     assert not evaluations(rig)
 
 
