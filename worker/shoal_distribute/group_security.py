@@ -6,10 +6,12 @@ the secret is a file that only this user can read, and nobody has to make it.
 
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from shoal import _rpc, errors
@@ -20,6 +22,8 @@ from shoal._transport import ByteStream, Security, TokenSecurity, secured
 
 SECRET_VARIABLE = "SHOAL_GROUP_SECRET_FILE"  # noqa: S105 - the name of a variable
 _MIN_BYTES, _MAX_BYTES = 16, 4096
+
+_LOG = logging.getLogger("shoal")
 
 
 class _SecretSecurity(TokenSecurity):
@@ -41,6 +45,8 @@ def group_security(addresses: Sequence[str], environment: Mapping[str, str] = os
     - Without these, all ranks must be on loopback, or `SHOAL_INSECURE=1` must be set. On loopback, the secret is in a
       file of this user.
 
+    If other hosts have ranks and there is no TLS, a warning and the metric `shoal_group_insecure` say so.
+
     Args:
         addresses: host:port of each rank.
         environment: the environment variables.
@@ -52,11 +58,12 @@ def group_security(addresses: Sequence[str], environment: Mapping[str, str] = os
         BadRequest: the secret or the TLS files cannot be used, or there are none and a rank is on another host.
     """
     credentials = Credentials.find(role=AccessRole.SERVER, environment=environment)
+    local = all(loopback_addresses(_rpc.parse_address(address)[0]) for address in addresses)
     if named := environment.get(SECRET_VARIABLE):
         secret = _read(Path(named))
     elif credentials.tls or environment.get(INSECURE_VARIABLE) == "1":
         secret = b""
-    elif all(loopback_addresses(_rpc.parse_address(address)[0]) for address in addresses):
+    elif local:
         secret = _own_secret(private_files.state_folder(environment) / "group-secret")
     else:
         raise errors.BadRequest(
@@ -69,7 +76,23 @@ def group_security(addresses: Sequence[str], environment: Mapping[str, str] = os
     token = hmac.digest(secret, b"shoal group", hashlib.sha256)
     if credentials.tls:
         return secured(TokenSecurity(token), credentials, callers=AccessRole.SERVER)
+    if not local:
+        _note_insecure()
+        others = "only a secret that they share" if secret else f"nothing, because of {INSECURE_VARIABLE}=1"
+        _LOG.warning(
+            f"ranks of this group are on other hosts, without TLS: all who reach the network can read and change what "
+            f"the ranks exchange, and {others} protects the group from other processes. Set SHOAL_TLS_CA, "
+            "SHOAL_TLS_CERT and SHOAL_TLS_KEY (docs/how-to/security.md)"
+        )
     return _SecretSecurity(token)
+
+
+@cache
+def _note_insecure() -> None:
+    """Sets the metric of groups without TLS, in the registry that a script serves."""
+    from prometheus_client import Gauge  # noqa: PLC0415 - most groups do not need it
+
+    Gauge("shoal_group_insecure", "1 if a group of this process connects to other hosts without TLS.").set(1)
 
 
 def _read(file: Path) -> bytes:

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from shoal import errors
 from shoal._security import Credentials
@@ -46,6 +47,21 @@ def test_ranks_on_other_hosts_need_a_secret_or_certificates() -> None:
     with pytest.raises(errors.BadRequest, match="set SHOAL_GROUP_SECRET_FILE"):
         group_security(REMOTE, {})
     assert group_security(REMOTE, {"SHOAL_INSECURE": "1"}).credential()
+
+
+def test_a_group_on_other_hosts_without_tls_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_certificates(tmp_path)
+    secret = secret_file(tmp_path, b"0123456789abcdef")
+    for addresses, environment in ((LOCAL, secret), (REMOTE, secret | certificate(tmp_path, "server"))):
+        group_security(addresses, environment)
+    assert not caplog.messages
+    for environment, said in ((secret, "only a secret that they share"), ({"SHOAL_INSECURE": "1"}, "nothing, because")):
+        caplog.clear()
+        group_security(REMOTE, environment)
+        (warning,) = caplog.messages
+        assert "on other hosts, without TLS" in warning
+        assert said in warning
+    assert REGISTRY.get_sample_value("shoal_group_insecure") == 1
 
 
 @pytest.mark.parametrize(
