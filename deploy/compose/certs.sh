@@ -10,7 +10,7 @@ folder=/var/lib/shoal/tls
 roles="coordinator server worker submitter reader"
 # The hosts of the current certificates. An earlier version, whose certificates did not name their roles, had another file.
 issued=$folder/ca/issued
-if [ "$(cat $issued 2> /dev/null)" = "$*" ] && [ -n "$(find $issued -mtime -182)" ]; then
+if [ "$(cat $issued 2> /dev/null)" = "$*" ] && [ -n "$(find $issued -mtime -182)" ] && [ -f $folder/worker/trainer.pem ]; then
     exit
 fi
 
@@ -35,6 +35,9 @@ shoal certs init "$new/certs" "$@" > /dev/null
 
 put "$new/certs/ca.pem" $folder/ca/ca.pem 644
 put "$new/certs/ca-key.pem" $folder/ca/ca-key.pem 600
+# Trainers present another certificate than their worker: it names no role, so it gives no rights.
+put "$new/certs/trainer.pem" $folder/worker/trainer.pem 644
+put "$new/certs/trainer-key.pem" $folder/worker/trainer-key.pem 600
 for role in $roles; do
     key=600
     # Prometheus is another user, of the same group.

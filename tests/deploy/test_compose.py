@@ -101,6 +101,9 @@ class TestEveryService:
         if service in [SERVICES[name] for name in (*ROLES, "client")]:
             files = {f"/etc/shoal/tls/{name}.pem" for name in ("ca", "cert", "key")}
             assert {variables[name] for name in VARIABLES} == files
+        if service in [SERVICES[name] for name in ("worker", "worker-gpu")]:  # trainers do not present its certificate
+            assert variables["SHOAL_TRAINER_TLS_CERT"] == "/etc/shoal/tls/trainer.pem"
+            assert variables["SHOAL_TRAINER_TLS_KEY"] == "/etc/shoal/tls/trainer-key.pem"
 
 
 def test_it_has_none_of_the_keys_that_compose_1_or_2_complains_of() -> None:
@@ -236,6 +239,7 @@ class TestCertificates:
         made = make_certs(tmp_path, *SERVICES["certs"]["command"])
         roles = [volume.removeprefix("tls-") for volume in TLS if volume != "tls-ca"]
         expected = {f"{role}/{name}.pem" for role in roles for name in ("ca", "cert", "key")}
+        expected |= {"worker/trainer.pem", "worker/trainer-key.pem"}
         assert made.keys() == expected | {"ca/ca.pem", "ca/ca-key.pem", "ca/issued"}
         modes = {name: (tmp_path / "tls" / name).stat().st_mode & 0o777 for name in made if "key" in name}
         assert {name for name, mode in modes.items() if mode != 0o600} == {"reader/key.pem"}
@@ -244,6 +248,7 @@ class TestCertificates:
             files = [tmp_path / "tls" / role / f"{name}.pem" for name in ("ca", "cert", "key")]
             if role != "reader":
                 assert TlsFiles(*files).has_certificate
+        assert TlsFiles(*(tmp_path / "tls" / "worker" / name for name in ("ca.pem", "trainer.pem", "trainer-key.pem")))
         names = names_of(tmp_path / "tls" / "server" / "cert.pem")
         assert {"server-0", "server-1", role_name(AccessRole.SERVER)} <= names
         assert not {"coordinator", "worker", role_name(AccessRole.COORDINATOR)} & names
@@ -264,7 +269,11 @@ class TestCertificates:
         first = make_certs(tmp_path, "server=server-0")
         # As an earlier version left it.
         (tmp_path / "tls" / "ca" / "issued").rename(tmp_path / "tls" / "ca" / "hosts")
-        assert make_certs(tmp_path, "server=server-0")["server/cert.pem"] != first["server/cert.pem"]
+        second = make_certs(tmp_path, "server=server-0")
+        assert second["server/cert.pem"] != first["server/cert.pem"]
+        # As an earlier version left it, without the files of trainers.
+        (tmp_path / "tls" / "worker" / "trainer.pem").unlink()
+        assert make_certs(tmp_path, "server=server-0")["worker/trainer.pem"] != second["worker/trainer.pem"]
 
 
 def names_of(file: Path) -> set[str]:

@@ -7,6 +7,13 @@ from shoal._security.certificate_identity import ROLE_URI
 from support.deployment.manifests import Object, Rule, environment, of_kind, workloads
 
 FOLDER = "/etc/shoal/tls"
+# Trainers present a certificate of their own, which gives no rights.
+_TRAINER = "trainer"
+_TRAINER_FOLDER = "/etc/shoal/trainer-tls"
+_TRAINER_FILES = {
+    "SHOAL_TRAINER_TLS_CERT": f"{_TRAINER_FOLDER}/tls.crt",
+    "SHOAL_TRAINER_TLS_KEY": f"{_TRAINER_FOLDER}/tls.key",
+}
 _FILES = tuple(f"{FOLDER}/{name}" for name in ("ca.crt", "tls.crt", "tls.key"))
 # The access role of the certificate that each component presents.
 _ROLES = {"coordinator": "coordinator", "server": "server", "worker": "worker", "client": "submitter"}
@@ -15,21 +22,25 @@ _SERVES, _CALLS = "server auth", "client auth"
 
 
 def keys(objects: Sequence[Object]) -> Iterator[str]:
-    """Each pod mounts the secret of its own role and no other, and its process uses the files in it."""
+    """Each pod mounts the secret of its own role, a worker also that of trainers, and its process uses the files."""
     for workload in workloads(objects):
         role = _ROLES[workload.labels["app.kubernetes.io/component"]]
         secrets = {volume["name"]: volume["secret"] for volume in workload.pod.get("volumes", []) if "secret" in volume}
-        if [*secrets.values()] != [{"secretName": f"{role}-tls", "defaultMode": 0o440}]:
+        folders = {role: FOLDER} | ({_TRAINER: _TRAINER_FOLDER} if role == "worker" else {})
+        if [*secrets.values()] != [{"secretName": f"{each}-tls", "defaultMode": 0o440} for each in folders]:
             yield f"{workload} mounts the secrets {secrets}"
         if workload.pod["securityContext"].get("fsGroup") != workload.pod["securityContext"]["runAsGroup"]:
             yield f"{workload}: its user cannot read its key"
         for container in workload.containers:
             mounts = [mount for mount in container["volumeMounts"] if mount["name"] in secrets]
-            if [(mount["mountPath"], mount.get("readOnly")) for mount in mounts] != [(FOLDER, True)]:
+            expected = [(folder, True) for folder in folders.values()]
+            if [(mount["mountPath"], mount.get("readOnly")) for mount in mounts] != expected:
                 yield f"{workload}: {container['name']} has its key at {mounts}"
             found = environment(container, objects)
             if tuple(found.get(name) for name in VARIABLES) != _FILES:
                 yield f"{workload}: {container['name']} does not use TLS"
+            if role == "worker" and _TRAINER_FILES.items() - found.items():
+                yield f"{workload}: trainers of {container['name']} present the certificate of their worker"
             if "SHOAL_INSECURE" in found or "--insecure" in container["args"]:
                 yield f"{workload}: {container['name']} is insecure"
 
@@ -56,10 +67,10 @@ def certificates(objects: Sequence[Object]) -> Iterator[str]:
     issuers = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "Issuer")}
     if not found:
         return
-    for role in (*_MEMBERS, "submitter", "reader"):
+    for role in (*_MEMBERS, _TRAINER, "submitter", "reader"):
         spec = found.get(role, {})
         named = (spec.get("secretName"), spec.get("uris"), spec.get("commonName"))
-        if named != (f"{role}-tls", [f"{ROLE_URI}{role}"], role):
+        if named != (f"{role}-tls", None if role == _TRAINER else [f"{ROLE_URI}{role}"], role):
             yield f"Certificate {role} names {named}"
         uses = {_SERVES, _CALLS} if role in _MEMBERS else {_CALLS}
         if set(spec.get("usages", [])) != uses | {"digital signature"}:
