@@ -248,7 +248,8 @@ class TestCertificates:
             files = [tmp_path / "tls" / role / f"{name}.pem" for name in ("ca", "cert", "key")]
             if role != "reader":
                 assert TlsFiles(*files).has_certificate
-        assert TlsFiles(*(tmp_path / "tls" / "worker" / name for name in ("ca.pem", "trainer.pem", "trainer-key.pem")))
+        trainers = [tmp_path / "tls" / "worker" / name for name in ("ca.pem", "trainer.pem", "trainer-key.pem")]
+        assert TlsFiles(*trainers).has_certificate
         names = names_of(tmp_path / "tls" / "server" / "cert.pem")
         assert {"server-0", "server-1", role_name(AccessRole.SERVER)} <= names
         assert not {"coordinator", "worker", role_name(AccessRole.COORDINATOR)} & names

@@ -26,14 +26,14 @@ def keys(objects: Sequence[Object]) -> Iterator[str]:
     for workload in workloads(objects):
         role = _ROLES[workload.labels["app.kubernetes.io/component"]]
         secrets = {volume["name"]: volume["secret"] for volume in workload.pod.get("volumes", []) if "secret" in volume}
-        folders = {role: FOLDER} | ({_TRAINER: _TRAINER_FOLDER} if role == "worker" else {})
-        if [*secrets.values()] != [{"secretName": f"{each}-tls", "defaultMode": 0o440} for each in folders]:
+        mounted_at = {role: FOLDER} | ({_TRAINER: _TRAINER_FOLDER} if role == "worker" else {})
+        if [*secrets.values()] != [{"secretName": f"{each}-tls", "defaultMode": 0o440} for each in mounted_at]:
             yield f"{workload} mounts the secrets {secrets}"
         if workload.pod["securityContext"].get("fsGroup") != workload.pod["securityContext"]["runAsGroup"]:
             yield f"{workload}: its user cannot read its key"
         for container in workload.containers:
             mounts = [mount for mount in container["volumeMounts"] if mount["name"] in secrets]
-            expected = [(folder, True) for folder in folders.values()]
+            expected = [(folder, True) for folder in mounted_at.values()]
             if [(mount["mountPath"], mount.get("readOnly")) for mount in mounts] != expected:
                 yield f"{workload}: {container['name']} has its key at {mounts}"
             found = environment(container, objects)

@@ -417,9 +417,11 @@ def test_a_metric_that_the_program_lacks_fails_the_job_and_lists_its_metrics(rig
 
 def test_calls_of_a_worker_outside_the_job_are_refused(rig: Rig) -> None:
     rig.workers("w2")
-    for call in (lambda: rig.ask("a", "w2", 10), lambda: rig.evaluate("a", "w2", 1, accuracy=1.0)):
-        with pytest.raises(errors.Forbidden, match="w2 has no assignment in job a, and had none"):
-            call()
+    refused = "w2 has no assignment in job a, and had none"
+    with pytest.raises(errors.Forbidden, match=refused):
+        rig.ask("a", "w2", 10)
+    with pytest.raises(errors.Forbidden, match=refused):
+        rig.evaluate("a", "w2", 1, accuracy=1.0)
     assert not evaluations(rig)
 
 
