@@ -20,7 +20,7 @@ from shoal_distribute.replica_context import ReplicaContext, current_replica, en
 from shoal_distribute.resolver import ClusterResolver
 from shoal_distribute.script_end import failure_of
 from shoal_distribute.strategies.gradients import GradientsAndVariables, checked_gradients
-from shoal_distribute.strategies.optimizer_states import OptimizerStates
+from shoal_distribute.strategies.optimizer_calls import OptimizerCalls
 from shoal_distribute.strategies.reduction import arrays_of, joined_along, numbers_of, summed_along, total_of
 from shoal_distribute.strategies.replica_threads import ReplicaThreads
 from shoal_distribute.strategies.training_hooks import TrainingHooks
@@ -28,7 +28,7 @@ from shoal_distribute.tensor_parallel import SplitPlace, SplitVariable
 from shoal_distribute.values import DistributedVariable, PerReplica, part_of, rebuilt, regrouped
 
 
-class Strategy(InputSurface, TrainingHooks, OptimizerStates):
+class Strategy(InputSurface, TrainingHooks, OptimizerCalls):
     """Runs the same code on one or more devices and processes, and keeps the variables of all replicas in step.
 
         strategy = MirroredStrategy(["/cpu:0", "/cpu:1"])

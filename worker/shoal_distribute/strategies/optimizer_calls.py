@@ -7,8 +7,8 @@ import numpy as np
 from shoal import optim
 
 
-class OptimizerStates(ABC):
-    """The part of a strategy that keeps the state of optimizers."""
+class OptimizerCalls(ABC):
+    """The calls of a strategy about an optimizer and its state."""
 
     def adopt_optimizer(self, optimizer: optim.Optimizer) -> None:
         """Tells the strategy of an optimizer that was made in its scope, before it is applied.
@@ -49,4 +49,4 @@ class OptimizerStates(ABC):
         """
 
 
-__all__ = ["OptimizerStates"]
+__all__ = ["OptimizerCalls"]
