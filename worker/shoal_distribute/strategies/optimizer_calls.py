@@ -1,4 +1,4 @@
-"""What strategies have in common about the state of optimizers, which belongs to a strategy and not to the settings."""
+"""The calls of a strategy about optimizers, whose state belongs to the strategy and not to the settings."""
 
 from abc import ABC, abstractmethod
 
