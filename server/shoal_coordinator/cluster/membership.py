@@ -293,7 +293,7 @@ class Membership:
                 hold back the expiry of this id.
         """
         if now - self._heard_since <= self.heartbeat_timeout_s:  # the usual case, of every tick and every registration
-            self.breaker.may_expire({}, now)
+            self.breaker.end_holds()
             return []
         alive = [member for live in self._live.values() for member in live]
         silent = [member for member in alive if now - member.last_seen > self.heartbeat_timeout_s]
