@@ -7,6 +7,7 @@ retries, for at most one timeout.
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from heapq import nsmallest
 from operator import attrgetter
@@ -62,6 +63,7 @@ class Membership:
         self._members: dict[str, Member] = {}
         # The live members, in order of id, so that an event of one of a thousand members need not look for the others.
         self._live: dict[Role, list[Member]] = {role: [] for role in Role}
+        self._held: Counter[str] = Counter()  # the number of live members by holder
         # The dead members, those that were last seen first: a death of one of a thousand members must not visit all.
         self._dead: list[Member] = []
         self._heard_since = 0.0  # no live member was last heard before this time; it may be earlier than necessary
@@ -81,6 +83,7 @@ class Membership:
         for member in sorted(members, key=_ID):
             if member.alive:
                 self._live[member.role].append(member)
+                self._held[member.registration.holder] += 1
         # The earlier coordinator may have had a longer timeout, and so a longer interval.
         interval_s = min(self._alive / CALLS_PER_S, LONGEST_S)
         return_s = RETURN_S + (interval_s if interval_s > self.shortest_interval_s else 0.0)
@@ -113,6 +116,10 @@ class Membership:
         """Returns the members with a larger id than `member`, at most `count`, in order of id."""
         chosen = nsmallest(count, (each for each in self._members if each > member))
         return [self._members[each] for each in chosen]
+
+    def count_alive(self, role: Role) -> int:
+        """Returns the number of live members of one role."""
+        return len(self._live[role])
 
     def alive(self, role: Role) -> list[Member]:
         """Returns the live members of one role, in order of id."""
@@ -177,6 +184,7 @@ class Membership:
         if known:
             del self._dead[bisect_left(self._dead, _LAST_SEEN(known), key=_LAST_SEEN)]
         insort(self._live[member.role], member, key=_ID)
+        self._held[registration.holder] += 1
         self._changed(member.id)
         return member
 
@@ -321,16 +329,15 @@ class Membership:
         assert all(key == member.id for key, member in self._members.items())
         alive = sorted((member for member in self._members.values() if member.alive), key=_ID)
         assert self._live == {role: [member for member in alive if member.role is role] for role in Role}
+        assert self._held == Counter(member.registration.holder for member in alive)
         assert all(member.last_seen >= self._heard_since for member in alive)
         assert self._dead == sorted((it for it in self._members.values() if not it.alive), key=_LAST_SEEN)
         assert len(self._dead) <= MAX_DEAD
 
     def _check_holder(self, holder: str) -> None:
         """Checks that a holder may have one more member. Without tokens, members have no holder."""
-        if not holder:
-            return
-        theirs = sum(member.registration.holder == holder for live in self._live.values() for member in live)
-        if theirs >= self._holder_members:
+        theirs = self._held[holder]
+        if holder and theirs >= self._holder_members:
             raise catalogue.HOLDER_MEMBERS.refusal(
                 f"{theirs} processes of {holder} are members", "stop one that is not needed", limit=self._holder_members
             )
@@ -353,6 +360,7 @@ class Membership:
             member.alive = False
             live = self._live[member.role]
             del live[bisect_left(live, member.id, key=_ID)]
+            self._held[member.registration.holder] -= 1
             insort(self._dead, member, key=_LAST_SEEN)
             self._changed(member.id)
         while self._dead and (len(self._dead) > MAX_DEAD or now - self._dead[0].last_seen > DEAD_KEPT_S):

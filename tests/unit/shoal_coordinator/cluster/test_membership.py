@@ -14,6 +14,7 @@ from shoal_coordinator.cluster.expiry_breaker import HOLD_TIMEOUTS
 from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.messages import Registration
+from support.line_counts import lines_of
 from support.run_lengths import draws
 
 HEARTBEAT_TIMEOUT_S, START = 5.0, 1_000.0
@@ -249,3 +250,13 @@ def test_a_holder_has_a_limited_number_of_live_members() -> None:
     register("h", "bob")
     members.leave("b", second.incarnation, 0.0)
     register("c", "ann")
+
+
+def test_a_registration_costs_the_same_with_a_thousand_members_of_its_holder() -> None:
+    def lines(count: int) -> int:
+        members = Membership(HEARTBEAT_TIMEOUT_S)
+        for number in range(count):
+            members.register(replace(worker(f"w{number:04}"), holder="ann"), 0.0)
+        return lines_of(lambda: members.register(replace(worker("x"), holder="ann"), 0.0))
+
+    assert lines(1_000) <= 1.5 * lines(10)
