@@ -294,7 +294,8 @@ class Cluster:
     def _registration_received(self, event: events.RegistrationReceived, now: float) -> RegisterResult:
         self._expire(now, event.registration.member)
         member = self._members.register(event.registration, now)
-        self._schedule(now)
+        if member.role is not Role.SESSION:  # no job waits for one that has not asked for a rank yet
+            self._schedule(now)
         return RegisterResult(member.incarnation)
 
     def _heartbeat_received(self, event: events.HeartbeatReceived, now: float) -> Assignment | None:

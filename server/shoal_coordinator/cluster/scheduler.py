@@ -8,6 +8,8 @@ as extra workers. No worker is taken away from a job.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import NamedTuple
 
 from shoal import errors
 from shoal._wire import Placement
@@ -27,6 +29,20 @@ from shoal_coordinator.messages import Effect
 
 # Maximum number of jobs that a waiting job names as those that have the workers.
 _MAX_NAMED = 3
+
+
+class Wait(NamedTuple):
+    """What a job waits for; empty if nothing.
+
+    Each worker that comes or goes changes the numbers of all waiting jobs. So these are no part of `what`.
+
+    Attributes:
+        what: the kind of thing. If it changes, that is an event of the job, and it is stored.
+        words: the same for users, with numbers and names.
+    """
+
+    what: str = ""
+    words: str = ""
 
 
 class Scheduler:
@@ -65,27 +81,22 @@ class Scheduler:
 
     def schedule(self, now: float) -> None:
         """Assigns idle workers and places variables, where jobs need them. Repeating it changes nothing."""
-        workers = self._members.alive(Role.WORKER)
-        employed = self._jobs.employed
-        idle = [worker for worker in workers if worker.id not in employed]
-        busy_workers, assigned = len(workers) - len(idle), self.assignments
-        for job in self._jobs.live:
-            if not idle:
-                break
-            self._fill_ranks(job, idle, workers, now)
-        for job in self._jobs.live:  # extra workers, after all jobs have those that they need
-            while idle and job.free_extra_ranks and self._send(idle, job, now):
-                pass
-        busy_workers += self.assignments - assigned
-        idling = len(workers) - busy_workers
-        busy = _busy(busy_workers, self._jobs.live)
-        for job in self._jobs.live:
-            missing = [_missing_workers(job, idling, busy), job.storage_waited_for, job.quarantine_note(now)]
-            missing.append(self.norm_watch.waiting_for(job))
+        live = self._jobs.live
+        idle = _IdleWorkers(self._members, self._jobs)
+        if not self._reserve_or_fill(live, idle, now):
+            for job in live:  # extra workers, after all jobs have those that they need
+                while idle and job.free_extra_ranks and self._send(idle, job, now):
+                    pass
+        busy = _busy(self._members.count_alive(Role.WORKER) - len(idle), live)
+        for job in live:
+            waits = [_missing_workers(job, len(idle), busy)]
+            own = (job.storage_waited_for, job.quarantine_note(now), self.norm_watch.waiting_for(job))
+            waits += [Wait(text, text) for text in own]
             if job.unplaced is not None:
-                missing.append(self._place(job, now))
+                waits.append(self._place(job, now))
             if not job.ended:
-                job.wait_for("; ".join(filter(None, missing)), now)
+                what, words = ("; ".join(filter(None, texts)) for texts in zip(*waits, strict=True))
+                job.wait_for(what, now, words)
 
     def assign(self, member: Member, job: JobMachine, now: float) -> None:
         """Gives a worker an assignment in a job that has room for it.
@@ -100,38 +111,49 @@ class Scheduler:
         self._jobs.assigned(member.id, job)
         job.add_worker(member.id, member.incarnation, self.assignments, now)
 
-    def _fill_ranks(self, job: JobMachine, idle: list[Member], workers: list[Member], now: float) -> None:
-        """Assigns idle workers to a job, or reserves them for it."""
-        needed = job.spec.fewest_workers
-        if job.spec.is_session:
-            return
-        if job.state is JobState.PENDING and _usable(job, idle, now) < needed:
-            if needed <= _usable(job, workers, now):
-                idle.clear()  # reserve them for this job until enough of the busy ones are idle
-            return
-        vacant = len(job.free_ranks)
-        while vacant and self._send(idle, job, now):
-            vacant -= 1
+    def _reserve_or_fill(self, jobs: Iterable[JobMachine], idle: "_IdleWorkers", now: float) -> bool:
+        """Assigns idle workers to the jobs that need them. Returns whether the others are reserved for a job.
 
-    def _send(self, idle: list[Member], job: JobMachine, now: float) -> bool:
+        They are reserved for the first pending job that must wait until enough of the busy workers are idle.
+        """
+        for job in jobs:
+            if not idle:
+                return False
+            if job.spec.is_session:
+                continue
+            needed = job.spec.fewest_workers
+            if job.state is JobState.PENDING and idle.usable(job, now) < needed:
+                if needed <= self._usable(job, now):
+                    return True
+                continue
+            vacant = len(job.free_ranks)
+            while vacant and self._send(idle, job, now):
+                vacant -= 1
+        return False
+
+    def _usable(self, job: JobMachine, now: float) -> int:
+        """Returns how many live workers, busy or idle, are not quarantined in a job."""
+        if not job.has_quarantines:  # with 1,000 workers, to ask for each takes long
+            return self._members.count_alive(Role.WORKER)
+        return _count_usable(job, self._members.alive(Role.WORKER), now)
+
+    def _send(self, idle: "_IdleWorkers", job: JobMachine, now: float) -> bool:
         """Assigns an idle worker that has not finished the job yet; returns False if there is none."""
-        free = (it for it in idle if not (job.is_finished(it.id) or job.is_quarantined(it.id, now)))
-        member = next(free, None)
+        member = idle.take(job, now)
         if member is None:
             return False
-        idle.remove(member)
         self.assign(member, job, now)
         return True
 
-    def _place(self, job: JobMachine, now: float) -> str:
-        """Plans the placement of a job's variables; returns what it waits for, or an empty string."""
+    def _place(self, job: JobMachine, now: float) -> Wait:
+        """Plans the placement of a job's variables; returns what it waits for."""
         servers, expected = self._members.not_draining, self._members.expected(now)
         if job.waits_for_servers(len(servers), now, expected=bool(expected)):
-            return _restarting(expected) or "waiting for servers"
+            return _restarting(expected) or Wait("waiting for servers", "waiting for servers")
         if not servers:
-            return _restarting(expected) or "waiting for a server"
+            return _restarting(expected) or Wait("waiting for a server", "waiting for a server")
         if job.waits_for_storage(now):
-            return ""  # `storage_waited_for` says so
+            return Wait()  # `storage_waited_for` says so
         program = job.unplaced
         assert program is not None
         variables = dict(program.variables)
@@ -145,12 +167,12 @@ class Scheduler:
             shards = self._placement.assign(layouts, self.norm_watch.usable(job, candidates), job.previous_servers)
         except errors.ShoalError as error:
             self._emit(job.fail(f"its variables cannot be placed: {error.message}", now))
-            return ""
+            return Wait()
         self.generation += 1
         self._counted()
         placement = Placement(job.spec.name, self.generation, variables, shards, program.encoded)
         self._emit(job.place(placement, now))
-        return ""
+        return Wait()
 
     def _placed_bytes(self) -> Counter[str]:
         """Returns the bytes of values placed on each server; heartbeats would report them later."""
@@ -161,17 +183,46 @@ class Scheduler:
         return held
 
 
-def _usable(job: JobMachine, workers: list[Member], now: float) -> int:
-    """Returns how many of some workers are not quarantined in a job. With 1,000 workers, to ask for each takes long."""
-    if not job.has_quarantines:
-        return len(workers)
+class _IdleWorkers:
+    """The live workers without an assignment.
+
+    Most events need only their number. They themselves are found when one of them gets an assignment.
+    """
+
+    def __init__(self, members: Membership, jobs: JobTable) -> None:
+        self._members, self._jobs = members, jobs
+        busy = sum(job.live_workers for job in jobs.live if not job.spec.is_session)
+        self._count = members.count_alive(Role.WORKER) - busy
+
+    def __len__(self) -> int:
+        return self._count
+
+    def usable(self, job: JobMachine, now: float) -> int:
+        """Returns how many of them are not quarantined in a job."""
+        return _count_usable(job, self._found, now) if job.has_quarantines else self._count
+
+    def take(self, job: JobMachine, now: float) -> Member | None:
+        """Removes and returns the first one that may work for a job; None if there is none."""
+        free = (it for it in self._found if not (job.is_finished(it.id) or job.is_quarantined(it.id, now)))
+        if member := next(free, None):
+            self._found.remove(member)
+            self._count -= 1
+        return member
+
+    @cached_property
+    def _found(self) -> list[Member]:
+        employed = self._jobs.employed
+        return [worker for worker in self._members.alive(Role.WORKER) if worker.id not in employed]
+
+
+def _count_usable(job: JobMachine, workers: Iterable[Member], now: float) -> int:
     return sum(not job.is_quarantined(it.id, now) for it in workers)
 
 
-def _restarting(expected: Mapping[str, float]) -> str:
-    """Returns which draining servers a job waits for, and until when; an empty string if there are none."""
+def _restarting(expected: Mapping[str, float]) -> Wait | None:
+    """Returns which draining servers a job waits for, and until when; None if there are none."""
     if not expected:
-        return ""
+        return None
     servers = (
         f"server {next(iter(expected))} to restart"
         if len(expected) == 1
@@ -179,7 +230,7 @@ def _restarting(expected: Mapping[str, float]) -> str:
     )
     until = max(expected.values())
     at_most = f" (until {time.strftime('%H:%M:%S', time.gmtime(until))} UTC at the latest)" if until else ""
-    return f"waiting for {servers}{at_most}"
+    return Wait("waiting for servers to restart", f"waiting for {servers}{at_most}")
 
 
 def _busy(workers: int, jobs: Iterable[JobMachine]) -> str:
@@ -192,8 +243,8 @@ def _busy(workers: int, jobs: Iterable[JobMachine]) -> str:
     return f" ({workers} {'is' if workers == 1 else 'are'} alive, busy with {shown}{left})"
 
 
-def _missing_workers(job: JobMachine, idle: int, busy: str) -> str:
-    """Returns which workers a job lacks, and whether it waits for them. Empty if it lacks none.
+def _missing_workers(job: JobMachine, idle: int, busy: str) -> Wait:
+    """Returns which workers a job lacks, and whether it waits for them.
 
     Args:
         job: the job.
@@ -201,13 +252,14 @@ def _missing_workers(job: JobMachine, idle: int, busy: str) -> str:
         busy: what the busy workers do, as `_busy` says.
     """
     needed, present = job.spec.fewest_workers, job.live_workers
+    words = ""
     if job.spec.is_session:
-        lacking = present < needed and job.state is not JobState.RUNNING
-        return f"waiting for sessions: {present} of {needed}" if lacking else ""
-    if job.state is JobState.PENDING:
-        return f"waiting for workers: {idle} of {needed}{busy}"
-    if not job.free_ranks or present >= needed:
-        return ""
-    if job.state is JobState.RUNNING and present:
-        return f"continues with {present} of {needed} workers; takes another one when it is idle"
-    return f"waiting for workers: {present} of {needed}"
+        if present < needed and job.state is not JobState.RUNNING:
+            words = f"waiting for sessions: {present} of {needed}"
+    elif job.state is JobState.PENDING:
+        return Wait("waiting for workers", f"waiting for workers: {idle} of {needed}{busy}")
+    elif job.free_ranks and present < needed:
+        words = f"waiting for workers: {present} of {needed}"
+        if job.state is JobState.RUNNING and present:
+            words = f"continues with {present} of {needed} workers; takes another one when it is idle"
+    return Wait(words, words)

@@ -48,7 +48,8 @@ class Lifecycle:
         self.state = JobState.PENDING
         self.all_workers_finished = False
         self._reason = ""  # why it ended
-        self._waiting_for = ""  # what it waits for; empty: nothing
+        # What it waits for, as stored, and with numbers and names as of the latest decision; empty: nothing.
+        self._waiting_for = self._waiting_words = ""
         self.submitted_at, self.started_at, self.finished_at = now, 0.0, 0.0
         # Seconds of earlier times in which workers trained; since when they train now, 0 if none does.
         self._trained_s, self._training_since = 0.0, 0.0
@@ -71,7 +72,7 @@ class Lifecycle:
     @property
     def reason(self) -> str:
         """Why the job ended, or else what it waits for."""
-        return self._reason or self._waiting_for
+        return self._reason or self._waiting_words
 
     def seconds(self, now: float) -> float:
         """Returns the seconds from its first run to its end or `now`; 0 if it never ran."""
@@ -118,12 +119,19 @@ class Lifecycle:
         """Logs something that does not change the state."""
         self.enter(self.state, reason, now)
 
-    def wait_for(self, what: str, now: float) -> None:
-        """Sets what the job waits for, and logs it when it changes; an empty string means nothing."""
+    def wait_for(self, what: str, now: float, words: str = "") -> None:
+        """Sets what the job waits for, and logs and stores it when `what` changes.
+
+        Args:
+            what: the kind of thing; empty means nothing.
+            now: seconds of Unix time.
+            words: the same for users, with what changes while other jobs and workers come and go; empty: `what`.
+        """
+        self._waiting_words = words or what
         if what == self._waiting_for:
             return
         if what:
-            self.note(what, now)
+            self.note(self._waiting_words, now)
         self._waiting_for = what
         self._changed()
 
@@ -150,6 +158,7 @@ class Lifecycle:
             now: seconds of Unix time.
         """
         self.finished_at, self._reason, self._waiting_for = now, reason, ""
+        self._waiting_words = ""
         self.enter(state, reason, now)
         self._counters.count_end(state)
 
@@ -167,6 +176,7 @@ class Lifecycle:
         """
         self.state = JobState.from_proto(record.state)
         self._reason, self._waiting_for = record.reason, record.waiting_for
+        self._waiting_words = self._waiting_for
         self.submitted_at, self.started_at = min(record.submitted_at, now), min(record.started_at, now)
         self.finished_at = min(record.finished_at, now)
         since = record.training_since if record.HasField("trained_s") else record.started_at

@@ -90,9 +90,9 @@ class JobMachine(JobView):
         job._lifecycle.enter(JobState.PENDING, "", now)
         return job
 
-    def wait_for(self, what: str, now: float) -> None:
-        """Sets what the job waits for, and logs each change; an empty string means that it waits for nothing."""
-        self._lifecycle.wait_for(what, now)
+    def wait_for(self, what: str, now: float, words: str = "") -> None:
+        """Sets what the job waits for, and logs it when `what` changes; see `Lifecycle.wait_for`."""
+        self._lifecycle.wait_for(what, now, words)
 
     def add_worker(self, worker: str, incarnation: int, assignment: int, now: float) -> GroupMember:
         """Gives a worker the first vacant rank, or else the first rank for extra workers.

@@ -1,4 +1,7 @@
-"""Workers that wait for entry: the job advances without further calls from them, and the right ones are answered."""
+"""Workers that wait for entry: the job advances without further calls from them, and the right ones are answered.
+
+And jobs that wait for workers or servers: what they tell, and what this costs while others come and go.
+"""
 
 from collections.abc import Sequence
 
@@ -7,10 +10,11 @@ import pytest
 from shoal.consistency import Asynchronous
 from shoal.initializers import Given
 from shoal.job import Job
-from shoal.status import JobState
+from shoal.status import JobState, Role
 from shoal.variables import Variable
-from shoal_coordinator.messages import AdmitWorker, CreateShards, DescribeResult
+from shoal_coordinator.messages import AdmitWorker, CreateShards, DescribeResult, Registration, events
 from support.clusters.cluster_rig import Rig
+from support.line_counts import lines_of
 
 WORKERS = ("w0", "w1", "w2")
 GIVEN = {"w": Variable((8, 4), initializer=Given())}
@@ -21,8 +25,12 @@ def rig() -> Rig:
     return Rig().servers("s0", "s1").workers(*WORKERS)
 
 
+def job(workers: int = 3, name: str = "a") -> Job:
+    return Job("m:f", name=name, workers=workers, consistency=Asynchronous())
+
+
 def submit(rig: Rig, workers: int = 3) -> None:
-    rig.submit(Job("m:f", name="a", workers=workers, consistency=Asynchronous()))
+    rig.submit(job(workers))
 
 
 def check_waits(rig: Rig, workers: Sequence[str] = WORKERS) -> None:
@@ -134,3 +142,62 @@ def test_jobs_that_changed_are_named_once(rig: Rig) -> None:
     assert rig.machine.take_changed_jobs() == {a: True}
     rig.report("a", "w0", log=("a line",))
     assert rig.machine.take_changed_jobs() == {a: False}, "an event alone lets no worker go on"
+
+
+def waiting_jobs(count: int, workers: int) -> Rig:
+    rig = Rig().workers("w0")
+    for number in range(count):
+        rig.machine.handle(events.JobSubmitted(job(workers, f"job-{number}")), rig.now)
+    rig.write()
+    return rig
+
+
+def test_workers_that_come_and_go_change_what_waiting_jobs_tell_and_no_event_or_record_of_them() -> None:
+    rig = waiting_jobs(10, workers=50)
+    before = {key: record for key, record in rig.disk.load().items() if key.startswith("job/")}
+    told = rig.history("job-7")
+    assert told[-1] == ("pending", "waiting for workers: 1 of 50")
+    rig.workers(*(f"x{number}" for number in range(9)))  # x0 to x8
+    assert rig.status("job-7").reason == "waiting for workers: 10 of 50"
+    rig.leave("x0")
+    assert rig.status("job-7").reason == "waiting for workers: 9 of 50"
+    assert rig.history("job-7") == told
+    assert {key: record for key, record in rig.disk.load().items() if key.startswith("job/")} == before
+    assert rig.crash().status("job-7").reason == "waiting for workers: 9 of 50"
+    assert rig.history("job-7") == told
+
+
+def test_servers_that_leave_change_what_a_job_tells_and_no_event_of_it() -> None:
+    rig = Rig().servers("s0", "s1", "s2").workers("w0")
+    for name in ("s0", "s1", "s2"):
+        rig.drain(name)
+    submit(rig, 1)
+    rig.describe("a", "w0")
+    events_before = len(rig.history("a"))
+    assert rig.status("a").reason == "waiting for servers s0, s1, s2 to restart"
+    for name in ("s0", "s1", "s2"):
+        rig.leave(name)
+    assert rig.status("a").reason.startswith("waiting for servers s0, s1, s2 to restart (until ")
+    assert len(rig.history("a")) == events_before
+
+
+def test_the_cost_of_a_registration_does_not_grow_with_the_idle_workers() -> None:
+    def lines(workers: int) -> int:
+        rig = waiting_jobs(1, workers=2_000)
+        for number in range(workers):
+            rig.machine.handle(registration(Role.WORKER, f"x{number}"), rig.now)
+        return lines_of(lambda: rig.machine.handle(registration(Role.WORKER, "y"), rig.now))
+
+    assert lines(500) <= 1.5 * lines(10)
+
+
+def test_the_registration_of_a_session_looks_at_no_job() -> None:
+    def lines(jobs: int) -> int:
+        rig = waiting_jobs(jobs, workers=2)
+        return lines_of(lambda: rig.machine.handle(registration(Role.SESSION, "y"), rig.now))
+
+    assert lines(100) <= 1.5 * lines(1)
+
+
+def registration(role: Role, name: str) -> events.RegistrationReceived:
+    return events.RegistrationReceived(Registration(role, name, f"p-{name}"))
