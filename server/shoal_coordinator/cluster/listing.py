@@ -3,6 +3,7 @@
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal import errors
@@ -96,9 +97,24 @@ class Listing:
             count: maximum number of members.
             after: only members with a larger id.
         """
-        chosen = self._members.after(after, count)
-        jobs = {worker: job.ref.name for job in self._jobs.live for worker in job.workers}
-        return [member.status(now, jobs.get(member.id, "") if member.alive else "") for member in chosen]
+        return self.statuses(self._members.after(after, count), now)
+
+    def all_members(self) -> list[Member]:
+        """Returns all members as `members` does, but in any order, for `statuses`. They stay readable if they end."""
+        return list(self._members.unordered())
+
+    def statuses(self, members: Iterable[Member], now: float) -> list[MemberStatus]:
+        """Returns the status of some members.
+
+        Args:
+            members: the members.
+            now: seconds of Unix time.
+        """
+        return [member.status(now, self._job_of(member)) for member in members]
+
+    def _job_of(self, member: Member) -> str:
+        job = self._jobs.find_of(member.id) if member.alive else None
+        return job.ref.name if job else ""
 
 
 def listed(job: JobMachine, now: float) -> ListedJob:

@@ -23,6 +23,8 @@ from shoal_coordinator.page.responses import encode
 
 # The limits of members and jobs in the stream of a page, and of a job's newest checkpoints.
 MAX_MEMBERS, MAX_JOBS, MAX_CHECKPOINTS = 1_000, 200, 100
+# The number of members whose status is read in one hold of the coordinator's lock, about 2 ms.
+_MEMBERS_AT_A_TIME = 200
 # The length of a job's reason in a list of jobs.
 _REASON_CHARACTERS = 300
 # The limits of steps in timings: of each worker, and of all workers. A page draws the latest 24 of each worker.
@@ -153,9 +155,8 @@ class Reader:
 
         Only one thread at a time may call it, because rates depend on the previous call.
         """
-        with self._coordinator.reading() as (machine, now):
-            status, states = machine.status(now), machine.listing.job_states()
-            jobs = [each.status for each in machine.listing.jobs(now, MAX_JOBS)]
+        status, states, now = self._read_cluster()
+        jobs = [each.status for each in self._coordinator.list_jobs(MAX_JOBS)]
         rates, late_s = self._rates.update(status.members, now), records.late_after_s(status, at_least_s=0.0)
         members = {
             it.member: {
@@ -174,6 +175,21 @@ class Reader:
         text = encode({**record, "time": now})
         record["cluster"]["members"] = [quiet[it] for it in shown]
         return Overview(text, encode(record), members, quiet)
+
+    def _read_cluster(self) -> tuple[ClusterStatus, Counter[JobState], float]:
+        """Returns the status of all members, in order of id, the number of jobs in each state, and the time.
+
+        It takes the lock for a few members at a time: an open page asks every second, for thousands of members.
+        """
+        with self._coordinator.reading() as (machine, now):
+            members, states = machine.listing.all_members(), machine.listing.job_states()
+            counts, interval_s = machine.counts, machine.members.heartbeat_interval_s
+        members.sort(key=lambda member: member.id)
+        found: list[MemberStatus] = []
+        while len(found) < len(members):
+            with self._coordinator.reading() as (machine, _):
+                found += machine.listing.statuses(members[len(found) : len(found) + _MEMBERS_AT_A_TIME], now)
+        return ClusterStatus(counts.cluster, counts.generation, tuple(found), interval_s), states, now
 
     def knows(self, name: str) -> bool:
         """Returns whether a job of that name exists."""

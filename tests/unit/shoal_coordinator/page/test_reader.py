@@ -1,17 +1,21 @@
-"""Timings that open pages request repeatedly: how many steps a page gets, and how often the answer is computed."""
+"""What open pages request repeatedly: how much a page gets, how often the answer is computed, and under which lock."""
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from shoal import errors
-from shoal.status import StepTiming, Timings
+from shoal.status import MemberStatus, Role, StepTiming, Timings
+from shoal_coordinator.cluster import Cluster, ListedJob
+from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.groups import GroupRegistry, RankCandidate
+from shoal_coordinator.messages import Registration, events
 from shoal_coordinator.page.reader import Reader
+from support.clusters.cluster_rig import Rig
 
 
 class FakeCoordinator:
@@ -87,3 +91,38 @@ def test_the_groups_have_their_ranks_up_to_a_limit() -> None:
     found = json.loads(Reader(cast(Coordinator, FakeCoordinator()), None, {}, groups).groups())["groups"]
     assert [it["ranks"] and len(it["ranks"]) for it in found] == [256, 256, 256, 256, None]
     assert json.loads(reader_of(FakeCoordinator()).groups()) == {"groups": []}
+
+
+class LockedRig:
+    """A coordinator that counts the statuses of members made in each hold of its lock."""
+
+    def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rig, self.made = rig, [0]
+        status = Member.status
+
+        def counted(member: Member, now: float, job: str) -> MemberStatus:
+            self.made[-1] += 1
+            return status(member, now, job)
+
+        monkeypatch.setattr(Member, "status", counted)
+
+    @contextmanager
+    def reading(self) -> Iterator[tuple[Cluster, float]]:
+        self.made.append(0)
+        yield self.rig.machine, self.rig.now
+        self.made.append(0)
+
+    def list_jobs(self, count: int, before: int | None = None) -> list[ListedJob]:
+        return self.rig.machine.listing.jobs(self.rig.now, count, before)
+
+
+def test_a_page_holds_the_lock_for_a_few_members_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig().servers("s0").workers("w0")
+    for number in range(1_000):
+        registration = Registration(Role.WORKER, f"x{number:04}", f"p-{number}")
+        rig.machine.handle(events.RegistrationReceived(registration), rig.now)
+    coordinator = LockedRig(rig, monkeypatch)
+    overview = reader_of(cast(Any, coordinator)).overview()
+    assert list(overview.members) == sorted(member.id for member in rig.machine.members)
+    assert sum(coordinator.made) == 1_002
+    assert max(coordinator.made) <= 200
