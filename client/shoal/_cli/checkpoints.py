@@ -15,7 +15,8 @@ from shoal._checkpoint import check_folder
 from shoal._cli import options
 from shoal._cli.files import STDOUT, check_writable
 from shoal._cli.output import Output, Row
-from shoal._display import counted, format_metrics, printable, records
+from shoal._display import counted, format_metrics, records
+from shoal._system.terminal import printable
 from shoal.checkpoints import Checkpoint, Checkpoints
 
 app = typer.Typer(no_args_is_help=True, help="Lists, checks and removes checkpoints in checkpoint storage.")

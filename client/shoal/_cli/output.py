@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal import errors
-from shoal._display import printable
 from shoal._system.exit_codes import INTERRUPTED, exit_code
+from shoal._system.terminal import printable
 
 EXIT_CODES_HELP = (
     "Exit codes: 0 success; 1 the job failed or was cancelled, or another error; 2 wrong usage or an invalid job; "

@@ -8,7 +8,6 @@ from shoal._display.formatting import (
     first_line,
     format_duration,
     format_metrics,
-    printable,
     short_reason,
 )
 from shoal._display.progress_bar import ProgressBar
@@ -21,6 +20,5 @@ __all__ = [
     "first_line",
     "format_duration",
     "format_metrics",
-    "printable",
     "short_reason",
 ]

@@ -14,9 +14,9 @@ from shoal._display.formatting import (
     format_duration,
     format_evaluation,
     format_time,
-    printable,
 )
 from shoal._system import check_type
+from shoal._system.terminal import printable
 from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
 

@@ -8,6 +8,8 @@ import sys
 
 import structlog
 
+from shoal._system.terminal import printable
+
 
 def configure_logging(log_format: str, level: str, **identity: str) -> None:
     """Configures structured logs on standard error.
@@ -35,12 +37,21 @@ def configure_logging(log_format: str, level: str, **identity: str) -> None:
     else:
         # Its default shows the local variables of each frame, which may be secrets, where rich is installed.
         plain = structlog.dev.plain_traceback
-        processors.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain))
+        console = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
+        # Tracebacks become text before, because the messages of exceptions have control characters as other texts do.
+        processors += [structlog.processors.format_exc_info, _without_controls, console]
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # one write per line, because roles share a terminal
     )
+
+
+def _without_controls(
+    _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Leaves out what a terminal would act on. Reasons of jobs, for example, come from other processes."""
+    return {key: printable(value if isinstance(value, str) else repr(value)) for key, value in event.items()}
 
 
 __all__ = ["configure_logging"]

@@ -8,6 +8,8 @@ import logging
 
 import structlog
 
+from shoal._system.terminal import printable
+
 _LOG = logging.getLogger("shoal")
 
 
@@ -49,7 +51,7 @@ class Log:
             getattr(self._structured, method)(event, **fields)
         else:
             shown = ", ".join(f"{name}={value}" for name, value in fields.items())
-            getattr(_LOG, method)("%s%s", event, shown and f" ({shown})")
+            getattr(_LOG, method)("%s", printable(f"{event} ({shown})" if shown else event))
 
 
 __all__ = ["Log"]

@@ -1255,7 +1255,9 @@ class CancelRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     reason: _builtins.str
-    """Why the job is cancelled, for its status: the first line of this text, at most 300 characters. Empty means no reason."""
+    """Why the job is cancelled, for its status: the first line of this text, at most 300 characters. A question mark
+    replaces each control character. Empty means no reason.
+    """
     session: _builtins.str
     """Set by a session that started the job but could not enter it: its member id. The job is then cancelled only if no
     other session has a part in it. If the id is empty, the job is cancelled in any case.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from shoal._wire import Cursor
+from shoal._wire import Cursor, without_controls
 from shoal.status import JobState
 from shoal_coordinator.job.checkpoints import CheckpointCoordinator
 from shoal_coordinator.job.group_member import Stage
@@ -92,8 +92,8 @@ class JobEnding:
         return self._end(JobState.FAILED, reason, now)
 
     def cancel(self, now: float, reason: str = "") -> list[Effect]:
-        """Cancels the job at its user's request. The first line of the reason counts."""
-        return self._end(JobState.CANCELLED, first_line(reason), now)
+        """Cancels the job at its user's request. The first line of the reason counts, without control characters."""
+        return self._end(JobState.CANCELLED, without_controls(first_line(reason)), now)
 
     def drop(self) -> list[Effect]:
         """Frees the shards."""

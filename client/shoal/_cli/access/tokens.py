@@ -10,9 +10,9 @@ import typer
 from shoal import errors
 from shoal._cli import options
 from shoal._cli.output import Output, Row
-from shoal._display import printable
 from shoal._security import GIVEN_ROLES, AccessRole
 from shoal._system import docs_url, private_files
+from shoal._system.terminal import printable
 from shoal.v1 import token_pb2
 
 app = typer.Typer(

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from shoal._cli.output import Output
 from shoal._display import ProgressBar
-from shoal._display.formatting import printable
+from shoal._system.terminal import printable
 from shoal.events import LogLine
 
 HOSTILE = "a\x1b[2J\x1b]0;title\x07b\rc\x9b31m\x7f\u202ed\te\nf"

@@ -71,6 +71,32 @@ except ValueError:
     assert "secret-token" not in done.stderr
 
 
+def test_the_console_acts_on_no_text_in_a_log_line() -> None:
+    """Reasons of jobs and messages of exceptions come from other processes."""
+    code = """
+import structlog
+from shoal._role.logs import configure_logging
+configure_logging("console", "info", role="coordinator")
+hostile = "\\x1b]0;owned\\x07\\x1b[2J\\x9b2J\\u202eend"
+class Odd:
+    __repr__ = lambda _: hostile
+log = structlog.get_logger()
+log.info("job cancelled", reason=hostile, names=[hostile], odd=Odd())
+log.info(hostile)
+try:
+    raise ValueError(hostile)
+except ValueError:
+    log.exception("a program failed")
+"""
+    environ = os.environ | {"PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True, timeout=60, env=environ
+    )
+    assert done.stderr.count("]0;owned") >= 5
+    assert "ValueError: ]0;owned[2J2Jend" in done.stderr
+    assert not set(done.stderr) & {"\x1b", "\x07", "\x9b", "\u202e"}
+
+
 def test_health_follows_a_roles_life() -> None:
     role, seen, addresses, metrics, helpers = Nothing(), {}, [], [], []
 

@@ -270,7 +270,8 @@ def test_events_in_order() -> None:
     job = running()
     job.report(report(step=2, accepted=2, samples=8, values={"loss": 0.5}, log=("hello", "there")), START + 1)
     job.report(report(log=("only a line",)), START + 2)
-    job.cancel(START + 3)
+    job.cancel(START + 3, "enough\x1b[2J of it\nmore")
+    assert job.status(START + 3).reason == "enough?[2J of it"
     events = job.log.after(0)
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
     assert [event.time for event in events] == sorted(event.time for event in events)
