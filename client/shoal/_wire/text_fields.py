@@ -47,7 +47,9 @@ def check_address(what: str, text: str) -> None:
     """
     check_text(what, text)
     found = _ADDRESS.fullmatch(text)
-    if not found or not 0 < int(found["port"]) <= 65_535 or found["host"].lower() in _SCHEMES:
+    if found and not 0 < int(found["port"]) <= 65_535:
+        raise errors.BadRequest(f"{what} is {text!r}; give a port from 1 to 65535", address=text)
+    if not found or found["host"].lower() in _SCHEMES:
         raise errors.BadRequest(
             f"{what} is {text!r}; give host:port without a scheme, such as 10.0.0.5:7070 or [fd00::5]:7070",
             address=text,

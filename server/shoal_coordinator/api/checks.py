@@ -46,15 +46,17 @@ def check_registration(request: members_pb.RegisterRequest) -> None:
 
 
 def check_load(load: ServerLoad) -> None:
-    """Checks the undelivered norms in a server's heartbeat: their number, and their texts.
+    """Checks the undelivered norms in a server's heartbeat: their number, their ages, and their texts.
 
     Raises:
         LimitExceeded: They are too many, or a text is too long.
-        BadRequest: A text has control characters.
+        BadRequest: A text has control characters, or an age is not a number of seconds.
     """
     if len(load.undelivered_norms) > catalogue.UNDELIVERED_NORMS.default:
         raise catalogue.UNDELIVERED_NORMS.refusal(f"a heartbeat has {len(load.undelivered_norms)} undelivered norms")
     for norm in load.undelivered_norms:
+        if not 0 <= norm.seconds < math.inf:
+            raise errors.BadRequest(f"an undelivered norm is {norm.seconds} s old; it must be finite and at least 0")
         for text in (norm.job, norm.server, norm.reason):
             check_text("a text of an undelivered norm", text)
 

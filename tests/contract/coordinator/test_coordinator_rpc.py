@@ -522,15 +522,18 @@ def test_status_has_the_load_of_servers(group: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "reason", "said"),
+    ("count", "age_s", "reason", "said"),
     [
-        (33, "", "33 undelivered norms; the limit UNDELIVERED_NORMS is 32"),
-        (1, "x" * 999, "FIELD_BYTES"),
-        (1, "\n", "control"),
+        (33, 5.5, "", "33 undelivered norms; the limit UNDELIVERED_NORMS is 32"),
+        (1, 5.5, "x" * 999, "FIELD_BYTES"),
+        (1, 5.5, "\n", "control"),
+        (1, math.nan, "", "an undelivered norm is nan s old; it must be finite"),
+        (1, math.inf, "", "an undelivered norm is inf s old"),
+        (1, -1.0, "", "an undelivered norm is -1.0 s old"),
     ],
 )
-def test_undelivered_norms_are_few_and_short(group: Rig, count: int, reason: str, said: str) -> None:
-    load = ServerLoad(undelivered_norms=(UndeliveredNorm("a", 1, "s1", 5.5, reason),) * count)
+def test_undelivered_norms_are_few_and_short(group: Rig, count: int, age_s: float, reason: str, said: str) -> None:
+    load = ServerLoad(undelivered_norms=(UndeliveredNorm("a", 1, "s1", age_s, reason),) * count)
     beat = members.HeartbeatRequest(member="s0", incarnation=group.lives["s0"], load=load.to_proto())
     with pytest.raises((errors.BadRequest, errors.LimitExceeded), match=said):
         group.client.call(group.client.members.Heartbeat, beat)

@@ -68,6 +68,12 @@ def test_anything_else_is_no_address(address: str) -> None:
         check_address("address of s0", address)
 
 
+@pytest.mark.parametrize("port", ["0", "65536", "99999"])
+def test_a_port_out_of_range_is_named(port: str) -> None:
+    with pytest.raises(errors.BadRequest, match=rf"^address is 'host:{port}'; give a port from 1 to 65535$"):
+        check_address("address", f"host:{port}")
+
+
 def test_a_stored_text_is_shortened_to_what_passes() -> None:
     assert shortened("é" * 200) == "é" * 128
     assert shortened("short") == "short"
