@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack
 
 import numpy as np
 
 from shoal import _rpc, _tracing, errors, events
+from shoal._limits.catalogue import PAGE_SIZE
 from shoal._rpc import CoordinatorClient
 from shoal._security import AccessRole, Credentials
 from shoal._session.checkpoint_calls import take_checkpoint
@@ -229,13 +231,17 @@ class Client(GroupQueries):
             reply = submit(self._coordinator, job)
         return JobHandle(self._coordinator, reply.status.spec.name)
 
-    def jobs(self) -> list[JobStatus]:
-        """Returns the status of all jobs of the cluster, newest first.
+    def jobs(self, *, ended: int | None = None) -> list[JobStatus]:
+        """Returns the status of the jobs of the cluster, newest first.
 
         In this list, `JobStatus.job` has no settings, and `JobStatus.members` is empty. The middle of a long `reason`,
         `checkpoint_failure` or `restore_note` is left out. `JobHandle.status` returns all of them completely.
+
+        Args:
+            ended: how many of the newest ended jobs to list, beside all that have not ended: 0 to 1,000. Default: all.
         """
-        return [JobStatus.from_proto(status) for page in self._pages(self._list) for status in page.jobs]
+        pages = self._pages(partial(self._list, ended))
+        return [JobStatus.from_proto(status) for page in pages for status in page.jobs]
 
     def job(self, name: str) -> JobHandle:
         """Returns the handle of a submitted job, without checking that the job exists."""
@@ -315,8 +321,9 @@ class Client(GroupQueries):
         given = {name: value for name, value in options.items() if value is not None}
         return Session(self._coordinator, job, variables, given, worker=worker, on_error=on_error)
 
-    def _list(self, token: str) -> job_pb2.ListReply:
-        return self._coordinator.call(self._coordinator.jobs.List, job_pb2.ListRequest(page_token=token))
+    def _list(self, ended: int | None, token: str) -> job_pb2.ListReply:
+        request = job_pb2.ListRequest(page_size=PAGE_SIZE.default, page_token=token, ended=ended)
+        return self._coordinator.call(self._coordinator.jobs.List, request)
 
     def _get_status(self, token: str) -> coordinator_pb2.GetStatusReply:
         request = coordinator_pb2.GetStatusRequest(page_token=token)

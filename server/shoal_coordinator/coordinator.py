@@ -224,18 +224,19 @@ class Coordinator:
             with suppress(errors.InvalidJob):  # the decision meets the same error, and reports it
                 plan.layouts(description)
 
-    def list_jobs(self, count: int, before: int | None = None) -> list[ListedJob]:
+    def list_jobs(self, count: int, before: int | None = None, ended: int | None = None) -> list[ListedJob]:
         """Returns the status of jobs, newest first. It takes the lock for a few jobs at a time.
 
         Args:
             count: Maximum number of jobs.
             before: Only jobs with an earlier submission than this one. None means all.
+            ended: Only this many of the newest ended jobs, on all pages together. None means all.
 
         Raises:
             Unreachable: The coordinator stops, or its store has failed.
         """
         with self.reading() as (machine, _):
-            jobs = machine.listing.newest(count, before)
+            jobs = machine.listing.newest(count, before, ended)
         found: list[ListedJob] = []
         while len(found) < len(jobs):
             with self.reading() as (_, now):

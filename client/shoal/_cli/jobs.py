@@ -51,12 +51,13 @@ def jobs(
     """
     columns = ["job", "state", "program", "mode", "workers", "steps", "samples/s", "loss", "stale", "eta", "age"]
     with Output(as_json) as out, connect() as client:
-        now, found = time.time(), client.jobs()
-        shown = found if everything or as_json else _recent(found)
+        limited = not (everything or as_json)
+        now, found = time.time(), client.jobs(ended=_ENDED_SHOWN + 1 if limited else None)  # one more tells of others
+        shown = _recent(found) if limited else found
         rows = [_job_row(status, now) for status in shown]
         notes = [f"{status.name}: {note}" for status in shown for note in _notes(status)]
-        if left_out := len(found) - len(shown):
-            notes.append(f"{counted(left_out, 'older job')} not shown; `shoal jobs --all` shows all")
+        if len(shown) < len(found):
+            notes.append("older jobs that have ended are not shown; `shoal jobs --all` shows all jobs")
         out.rows("", columns, rows, optional=_OPTIONAL, notes=notes)
 
 

@@ -55,7 +55,7 @@ def save_jobs(
         return
     try:
         with cluster.client() as client:
-            jobs = [it.name for it in client.jobs() if it.state is JobState.RUNNING]
+            jobs = [it.name for it in client.jobs(ended=0) if it.state is JobState.RUNNING]
             if jobs and storage:
                 out.message(
                     f"taking a last checkpoint of {_named(jobs)}, for at most {_LIMIT_S:g} s; Ctrl-C stops at once ...",

@@ -1,6 +1,7 @@
 """Specifications of optimizers and schedules: classes that a job selects by name, with checked numeric parameters."""
 
 import dataclasses
+import functools
 import inspect
 import math
 import numbers
@@ -130,6 +131,7 @@ class Specification:
         return typing.cast(Self, member(**values, **separate_fields))
 
 
+@functools.cache  # the type hints of a class are slow to read, and each job has several specifications
 def _ranges(cls: type[Specification]) -> dict[str, tuple[type, ValueRange]]:
     """Returns the type and the range of each checked field, by name, in field order."""
     hints = typing.get_type_hints(cls, include_extras=True)

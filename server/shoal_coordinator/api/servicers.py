@@ -22,7 +22,7 @@ from shoal_coordinator.api.reports import report_of
 from shoal_coordinator.api.submission import SubmitHandler
 from shoal_coordinator.api.tokens import check_member_role, for_itself, of_its_job
 from shoal_coordinator.api.watching import HasEnded, WatchHandler
-from shoal_coordinator.cluster import JobLimits, interval_told_s, job_before, member_after, page_size
+from shoal_coordinator.cluster import JobLimits, interval_told_s, job_before, member_after, most_ended, page_size
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.decision import Check
 from shoal_coordinator.member_holders import speaks_for
@@ -156,7 +156,8 @@ class JobsService(job_pb2_grpc.JobsServicer):
     @_rpc.servicer
     def List(self, request: pb.ListRequest, _: grpc.ServicerContext) -> pb.ListReply:
         count, before = page_size(request.page_size), job_before(request.page_token)
-        found = self._coordinator.list_jobs(count + 1, before)  # one more tells whether there is a next page
+        ended = most_ended(request.ended) if request.HasField("ended") else None
+        found = self._coordinator.list_jobs(count + 1, before, ended)  # one more tells whether there is a next page
         return codecs.jobs_message(found, count)
 
     @_rpc.servicer

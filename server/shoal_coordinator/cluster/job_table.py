@@ -67,12 +67,7 @@ class JobTable(Mapping[str, JobMachine]):
                     "checkpoints of the job remain: `shoal checkpoints ls` lists them",
                     job=name,
                 )
-            raise errors.UnknownJob(
-                f"there is no job {name!r:.80}; `shoal jobs` lists all jobs. Of the ended jobs the coordinator keeps "
-                f"the {kept} newest with variables and the {kept} newest without (--keep-finished-jobs); it forgets "
-                "the others, but their checkpoints remain",
-                job=name,
-            )
+            raise errors.UnknownJob(f"there is no job {name!r:.80}; `shoal jobs --all` lists all jobs", job=name)
         return self._jobs[name]
 
     def add(self, job: JobMachine) -> None:
@@ -134,15 +129,17 @@ class JobTable(Mapping[str, JobMachine]):
             for job in islice(ended.values(), max(0, len(ended) - self._keep_ended))
         ]
 
-    def newest(self, count: int, before: int | None = None) -> list[JobMachine]:
+    def newest(self, count: int, before: int | None = None, ended: int | None = None) -> list[JobMachine]:
         """Returns jobs, newest first.
 
         Args:
             count: maximum number of jobs.
             before: only jobs with an earlier submission than this one; None means all.
+            ended: only this many of the newest ended jobs, even if those before them are asked for; None means all.
         """
-        end = len(self._submissions) if before is None else bisect_left(self._submissions, before)
-        chosen = self._submissions[max(0, end - count) : end]
+        numbers = self._submissions if ended is None else self._live_and_ended(ended)
+        end = len(numbers) if before is None else bisect_left(numbers, before)
+        chosen = numbers[max(0, end - count) : end]
         return [self._by_submission[number] for number in reversed(chosen)]
 
     def find_live(self, ref: JobRef) -> JobMachine | None:
@@ -173,6 +170,12 @@ class JobTable(Mapping[str, JobMachine]):
         job = self.find_of(worker)
         self._job_of.pop(worker, None)
         return job
+
+    def _live_and_ended(self, ended: int) -> list[int]:
+        """Returns the submissions of all live jobs and of the newest ended ones, in order."""
+        self._settle()
+        newest = islice((number for number in reversed(self._submissions) if number not in self._live), ended)
+        return sorted([*self._live, *newest])
 
     def _event_appended(self, number: int) -> None:
         self._changed[number] = None

@@ -61,9 +61,15 @@ class Listing:
         """
         return [listed(job, now) for job in self.newest(count, before)]
 
-    def newest(self, count: int, before: int | None = None) -> list[JobMachine]:
-        """Returns jobs as `jobs` does, for `listed`. They stay readable if they are dropped meanwhile."""
-        return self._jobs.newest(count, before)
+    def newest(self, count: int, before: int | None = None, ended: int | None = None) -> list[JobMachine]:
+        """Returns jobs, newest first, for `listed`. They stay readable if they are dropped meanwhile.
+
+        Args:
+            count: maximum number of jobs.
+            before: only jobs with an earlier submission than this one; None means all.
+            ended: only this many of the newest ended jobs; None means all.
+        """
+        return self._jobs.newest(count, before, ended)
 
     def live_checkpoints(self) -> list[CheckpointAge]:
         """Returns what is known of the checkpoints of all jobs that have not ended, oldest job first."""
@@ -137,6 +143,17 @@ def page_size(requested: int) -> int:
     return requested or DEFAULT_PAGE_SIZE
 
 
+def most_ended(requested: int) -> int:
+    """Returns the number of ended jobs that a list may have.
+
+    Raises:
+        BadRequest: it is above the limit.
+    """
+    if requested > PAGE_SIZE:
+        raise catalogue.PAGE_SIZE.refusal(f"ended is {requested}")
+    return requested
+
+
 def token_after_job(submission: int) -> str:
     """Returns the token of the page after a job."""
     return _encoded(f"job:{submission}")
@@ -191,6 +208,7 @@ __all__ = [
     "job_before",
     "listed",
     "member_after",
+    "most_ended",
     "page_size",
     "token_after_job",
     "token_after_member",

@@ -103,6 +103,12 @@ def test_lists_come_in_pages_without_settings(rig: Rig) -> None:
         with shoal.Client(rig.process.address) as client:
             assert [it.name for it in client.jobs()][:12] == names[::-1]
             assert client.jobs()[0].job.settings == {}
+            for name in names[:3]:
+                client.job(name).cancel()
+            assert [it.name for it in client.jobs(ended=0)] == names[:2:-1]
+            assert [it.name for it in client.jobs(ended=1)] == names[:1:-1]
+            with pytest.raises(errors.BadRequest, match="ended is 1001; the limit PAGE_SIZE is 1000"):
+                client.jobs(ended=1_001)
     finally:
         for name in names:
             rig.job("Cancel", job=name)

@@ -203,7 +203,9 @@ class FakeCoordinator(
 
     @_rpc.servicer
     def List(self, request: Any, context: Any) -> Any:
-        return job_pb2.ListReply(jobs=self.jobs.values())
+        live = [job for job in self.jobs.values() if job.state < job_pb2.SUCCEEDED]
+        ended = [job for job in self.jobs.values() if job.state >= job_pb2.SUCCEEDED]
+        return job_pb2.ListReply(jobs=live + ended[: request.ended if request.HasField("ended") else None])
 
     @_rpc.servicer
     def Get(self, request: Any, context: Any) -> Any:

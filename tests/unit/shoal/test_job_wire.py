@@ -1,7 +1,9 @@
 """Bytes of a job on the wire and in the store, compared with recorded ones."""
 
 import json
+import typing
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -63,6 +65,15 @@ def test_the_bytes_of_a_job_are_the_recorded_ones(name: str) -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_recorded_bytes_are_read_as_the_job_that_they_were_made_of(name: str) -> None:
     assert Job.from_proto(job_pb2.JobSpec.FromString(bytes.fromhex(RECORDED[name]))) == JOBS[name]
+
+
+def test_many_jobs_read_the_type_hints_of_each_class_once() -> None:
+    with mock.patch.object(typing, "get_type_hints", wraps=typing.get_type_hints) as read:
+        for _ in range(20):
+            for job in JOBS.values():
+                Job.from_proto(job.to_proto())
+    seen = [call.args[0] for call in read.call_args_list]
+    assert len(seen) == len(set(seen))
 
 
 def test_each_recording_has_its_job() -> None:

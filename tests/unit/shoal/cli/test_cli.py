@@ -384,7 +384,7 @@ class TestJobs:
         assert len(shown.splitlines()) == 1 + 1 + 5 + 5 + 1  # columns, the live job, ended ones, their reasons, a note
         assert max(map(len, shown.splitlines())) < 240
         assert job in shown
-        assert shown.splitlines()[-1] == "4 older jobs not shown; `shoal jobs --all` shows all"
+        assert shown.splitlines()[-1] == "older jobs that have ended are not shown; `shoal jobs --all` shows all jobs"
         assert sum(line.startswith("failed-") for line in run("jobs", "--all").stdout.splitlines()) == 2 * 9
         assert {it["reason"] for it in records(run("jobs", "--json").stdout)} == {"", long}
 
@@ -962,7 +962,7 @@ class TestTheCommand:
         assert run("nope").exit_code == 2
 
     def test_has_one_for_an_interruption(self, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result]) -> None:
-        def interrupted(*_: object) -> None:
+        def interrupted(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(shoal.Client, "jobs", interrupted)

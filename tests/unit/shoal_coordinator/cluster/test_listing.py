@@ -12,6 +12,7 @@ from shoal_coordinator.cluster import (
     PAGE_SIZE,
     job_before,
     member_after,
+    most_ended,
     page_size,
     token_after_job,
     token_after_member,
@@ -88,6 +89,28 @@ def test_a_page_of_a_hundred_thousand_jobs_looks_only_at_its_own() -> None:
     assert listing.job_states()[JobState.PENDING] == 2
     assert [job.ref.name for job in found.oldest_ended()] == ["j1", "j2"]
     assert sum(job.seen for job in jobs) < MANY + 50, "ended jobs cost nothing"
+
+
+def test_a_list_can_be_limited_to_the_newest_ended_jobs() -> None:
+    jobs = stubs(MANY)
+    for job in jobs[10:]:
+        job.end(0.0)
+    found = table(jobs, keep_ended=MANY)
+    assert found.live
+    for job in jobs:
+        job.seen = 0
+    listing, newest = Listing(found, Membership(5.0)), [100_000, 99_999]
+    for ended in range(3):
+        expected = newest[:ended] + list(range(10, 0, -1))
+        listed = [job.ref.submission for job in listing.newest(PAGE_SIZE, ended=ended)]
+        assert listed == expected
+        pages = [job.ref.submission for job in listing.newest(5, ended=ended)]
+        pages += [job.ref.submission for job in listing.newest(50, pages[-1], ended=ended)]
+        assert pages == expected
+    assert not any(job.seen for job in jobs), "ended jobs cost nothing"
+    assert most_ended(PAGE_SIZE) == PAGE_SIZE
+    with pytest.raises(errors.BadRequest, match="ended is 1001; the limit PAGE_SIZE is 1000"):
+        most_ended(PAGE_SIZE + 1)
 
 
 def test_live_jobs_are_not_looked_at_before_something_happens_to_them() -> None:
