@@ -114,6 +114,40 @@ STALENESS_BUCKETS = _add(
 )
 TIMINGS = _add("TIMINGS", 64, "steps", "the timings in one report", roles=_COORDINATOR)
 
+_OLDEST_DROPPED = "the oldest events are dropped"
+_add = _group("Event logs of jobs, in the coordinator's memory")
+JOB_EVENTS = _add(
+    "JOB_EVENTS",
+    20_000,
+    "events",
+    "the log lines and metrics of a job; also its states, checkpoints and evaluations",
+    roles=(),
+    excess=_OLDEST_DROPPED,
+)
+JOB_EVENT_BYTES = _add(  # about 12,000 reports with a few metrics; one may have 64 KiB of names
+    "JOB_EVENT_BYTES", 16 << 20, "bytes", "the log lines and metrics of a job", roles=(), excess=_OLDEST_DROPPED
+)
+JOB_OUTPUT_BYTES = _add(  # leaves room for metrics
+    "JOB_OUTPUT_BYTES", 8 << 20, "bytes", "the text of the log lines of a job", roles=(), excess=_OLDEST_DROPPED
+)
+JOB_STORED_EVENT_BYTES = _add(  # about 8,000 changes of state with short reasons
+    "JOB_STORED_EVENT_BYTES",
+    4 << 20,
+    "bytes",
+    "the states, checkpoints and evaluations in the log of a job",
+    roles=(),
+    excess=_OLDEST_DROPPED,
+)
+EVENT_BYTES = _add(
+    "EVENT_BYTES",
+    0,
+    "bytes",
+    "the events of all jobs",
+    roles=(),
+    excess="the oldest events of the largest logs are dropped, log lines and metrics first",
+    shown="an eighth of the memory limit of the container or the machine",
+)
+
 _add = _group("Tensors and jobs")
 TENSOR_RANK = _add("TENSOR_RANK", 32, "dimensions", "the shape of a variable")
 TENSOR_ELEMENTS = _add("TENSOR_ELEMENTS", 1 << 39, "elements", "a variable")

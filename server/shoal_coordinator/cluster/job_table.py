@@ -1,5 +1,6 @@
 """The jobs of a cluster, found by name, submission or worker. Many jobs may have ended, but few are live (no I/O)."""
 
+import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +9,7 @@ from itertools import islice
 
 from shoal import errors
 from shoal.status import JobState
-from shoal_coordinator.job import JobMachine
+from shoal_coordinator.job import EventLog, JobMachine, LogBudget
 from shoal_coordinator.messages import JobRef
 
 # Of a job that takes no more sessions, and whose name is not free yet.
@@ -24,10 +25,14 @@ class JobTable(Mapping[str, JobMachine]):
     Args:
         on_event: called with the submission of a job that has a new event.
         keep_ended: number of ended jobs with variables that the cluster keeps. It keeps as many without variables.
+        event_bytes: maximum bytes of the events of all jobs.
     """
 
-    def __init__(self, on_event: Callable[[int], None] = lambda _: None, keep_ended: int = 0) -> None:
+    def __init__(
+        self, on_event: Callable[[int], None] = lambda _: None, keep_ended: int = 0, event_bytes: int = sys.maxsize
+    ) -> None:
         self._on_event, self._keep_ended = on_event, keep_ended
+        self._log_budget = LogBudget(event_bytes)
         self._jobs: dict[str, JobMachine] = {}
         self._by_submission: dict[int, JobMachine] = {}  # has the same jobs
         self._submissions: list[int] = []  # the keys of _by_submission, in order
@@ -78,11 +83,13 @@ class JobTable(Mapping[str, JobMachine]):
         self._live[number] = job
         self._changed[number] = None  # a restored job may have ended
         self._job_of |= dict.fromkeys(job.workers, job)
-        job.log.appended = partial(self._event_appended, number)
+        job.log.appended = partial(self._event_appended, number, job.log)
+        self._log_budget.count(job.log)
 
     def remove(self, job: JobMachine) -> None:
         """Removes a job."""
         number = job.ref.submission
+        self._log_budget.forget(job.log)
         del self._jobs[job.ref.name], self._by_submission[number]
         del self._submissions[bisect_left(self._submissions, number)]
         if self._live.pop(number, None) is not None:
@@ -177,8 +184,10 @@ class JobTable(Mapping[str, JobMachine]):
         newest = islice((number for number in reversed(self._submissions) if number not in self._live), ended)
         return sorted([*self._live, *newest])
 
-    def _event_appended(self, number: int) -> None:
+    def _event_appended(self, number: int, log: EventLog) -> None:
         self._changed[number] = None
+        if number in self._by_submission:
+            self._log_budget.count(log)
         self._on_event(number)
 
     def _settle(self) -> None:

@@ -68,7 +68,7 @@ class Cluster:
             holder_members=policy.holder_members,
         )
         self._members.shortest_interval_s = policy.heartbeat_interval_s
-        self._jobs = JobTable(self._dirty.job_event, policy.keep_finished)
+        self._jobs = JobTable(self._dirty.job_event, policy.keep_finished, policy.event_bytes)
         self.take_changed_jobs = self._dirty.take_changed_jobs
         self.listing = Listing(self._jobs, self._members)
         self.counters = JobCounters()

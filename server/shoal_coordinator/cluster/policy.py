@@ -3,8 +3,11 @@
 from dataclasses import dataclass, field
 
 from shoal._limits import catalogue
+from shoal._system import memory_limit
 from shoal_coordinator.cluster.job_limits import JobLimits
 from shoal_coordinator.cluster.placement import EvenPlacement, PlacementPolicy
+
+_EVENTS_PART = 8  # part of the memory that all event logs may take: see EVENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,7 @@ class ClusterPolicy:
         heartbeat_interval_s: seconds from one heartbeat to the next in a small cluster.
         jobs: the limits of jobs.
         holder_members: limit of the live members whose tokens or certificates have the same name.
+        event_bytes: limit EVENT_BYTES of the events of all jobs.
     """
 
     heartbeat_timeout_s: float = 5.0
@@ -31,3 +35,4 @@ class ClusterPolicy:
     heartbeat_interval_s: float = 0.5
     jobs: JobLimits = field(default_factory=JobLimits)
     holder_members: int = catalogue.HOLDER_MEMBERS.default
+    event_bytes: int = field(default_factory=lambda: memory_limit() // _EVENTS_PART)

@@ -8,17 +8,21 @@ the coordinator: `messages`.
 
 from shoal_coordinator.job.checkpoints import NO_STORAGE
 from shoal_coordinator.job.counters import JobCounters, QuarantineReason, RestartReason
+from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.ledger import Ledger, default_range_size
+from shoal_coordinator.job.log_budget import LogBudget
 from shoal_coordinator.job.machine import JobMachine
 from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.job.view import JobView
 
 __all__ = [
     "NO_STORAGE",
+    "EventLog",
     "JobCounters",
     "JobMachine",
     "JobView",
     "Ledger",
+    "LogBudget",
     "QuarantineReason",
     "RestartReason",
     "Submission",

@@ -5,13 +5,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
+from shoal._limits import catalogue
 from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
 
-# Limits of one job's log. The metrics of a report may have 64 KiB of names, so a limit of events does not bound memory.
-MAX_EVENTS = 20_000  # the stored events; the same number applies to all others
-MAX_STORED_BYTES = 4 << 20  # the stored events: about 8,000 changes of state with short reasons
-MAX_OTHER_BYTES = 16 << 20  # all other events with log lines: about 12,000 reports with a few metrics
-MAX_LOG_BYTES = 8 << 20  # the text of log lines, so that they leave room for metrics
 # Estimated bytes in memory of an event without its text, and of a metric without its name: CPython's objects, and an
 # entry in a dict.
 _EVENT_BYTES, _METRIC_BYTES = 500, 150
@@ -39,6 +35,7 @@ class EventLog:
         max_log_bytes: maximum size of the log lines.
 
     Attributes:
+        other_bytes: estimated size of the events that are not stored.
         last: sequence number of the latest event; after a restore, the largest that it can have been.
         max_events: see above; a smaller number applies from the next event.
         reserved_sequence: the largest reserved number.
@@ -51,10 +48,10 @@ class EventLog:
         kept_changed: Callable[[int], None] = lambda _: None,
         reserved_changed: Callable[[], None] = lambda: None,
         *,
-        max_events: int = MAX_EVENTS,
-        max_stored_bytes: int = MAX_STORED_BYTES,
-        max_other_bytes: int = MAX_OTHER_BYTES,
-        max_log_bytes: int = MAX_LOG_BYTES,
+        max_events: int = catalogue.JOB_EVENTS.default,
+        max_stored_bytes: int = catalogue.JOB_STORED_EVENT_BYTES.default,
+        max_other_bytes: int = catalogue.JOB_EVENT_BYTES.default,
+        max_log_bytes: int = catalogue.JOB_OUTPUT_BYTES.default,
     ) -> None:
         self._kept_changed, self._reserved_changed = kept_changed, reserved_changed
         self.max_events, self._max_log_bytes = max_events, max_log_bytes
@@ -62,7 +59,8 @@ class EventLog:
         self._kept: dict[int, Kept] = {}  # the stored events, by number, in order
         self._others: deque[Event] = deque()
         self._log_bytes = 0  # of the log lines among them
-        self._stored_bytes = self._other_bytes = 0  # estimated, of _kept and _others
+        self._stored_bytes = self.other_bytes = 0  # estimated, of _kept and _others
+        self._newest_stored_bytes = 0  # of the newest of _kept
         self.last = 0
         self.reserved_sequence = 0
         self.ended = False
@@ -79,6 +77,11 @@ class EventLog:
     def next(self) -> int:
         """The sequence number of the next event."""
         return self.last + 1
+
+    @property
+    def droppable_stored_bytes(self) -> int:
+        """Estimated size of the stored events without the newest, which is never dropped."""
+        return self._stored_bytes - self._newest_stored_bytes
 
     @property
     def kept(self) -> Iterator[int]:
@@ -116,6 +119,18 @@ class EventLog:
         newest = [*islice(reversed(self._kept.values()), most), *islice(reversed(self._others), most)]
         return lambda: sorted((event for event in newest if event.sequence > sequence), key=_number)
 
+    def drop_stored(self) -> None:
+        """Drops the oldest stored event, which must not be the only one."""
+        oldest = next(iter(self._kept))
+        self._stored_bytes -= _bytes(self._kept.pop(oldest))
+        self._kept_changed(oldest)
+
+    def drop_other(self) -> None:
+        """Drops the oldest of the other events, of which there must be one."""
+        dropped = self._others.popleft()
+        self._log_bytes -= _log_bytes(dropped)
+        self.other_bytes -= _bytes(dropped)
+
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         kept, others = list(self._kept), [*map(_number, self._others)]
@@ -127,32 +142,29 @@ class EventLog:
         assert max(len(kept), len(others)) <= self.max_events
         assert self._stored_bytes == sum(map(_bytes, self._kept.values()))
         assert self._stored_bytes <= self._max_stored_bytes or len(kept) == 1
-        assert self._other_bytes == sum(map(_bytes, self._others)) <= self._max_other_bytes
+        assert self.other_bytes == sum(map(_bytes, self._others)) <= self._max_other_bytes
 
     def _trim(self) -> None:
         """Drops the oldest events beyond the limits."""
         while len(self._kept) > 1 and (
             len(self._kept) > self.max_events or self._stored_bytes > self._max_stored_bytes
         ):
-            oldest = next(iter(self._kept))
-            self._stored_bytes -= _bytes(self._kept.pop(oldest))
-            self._kept_changed(oldest)
+            self.drop_stored()
         while (
             len(self._others) > self.max_events
             or self._log_bytes > self._max_log_bytes
-            or self._other_bytes > self._max_other_bytes
+            or self.other_bytes > self._max_other_bytes
         ):
-            dropped = self._others.popleft()
-            self._log_bytes -= _log_bytes(dropped)
-            self._other_bytes -= _bytes(dropped)
+            self.drop_other()
 
     def _add(self, event: Event) -> None:
         if isinstance(event, Kept):
             self._kept[event.sequence] = event
-            self._stored_bytes += _bytes(event)
+            self._newest_stored_bytes = _bytes(event)
+            self._stored_bytes += self._newest_stored_bytes
         else:
             self._others.append(event)
-            self._other_bytes += _bytes(event)
+            self.other_bytes += _bytes(event)
             self._log_bytes += _log_bytes(event)
         self.ended = isinstance(event, StateChanged) and event.state.finished
 

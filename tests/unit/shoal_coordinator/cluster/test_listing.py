@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from shoal import errors
+from shoal.events import LogLine
 from shoal.status import JobState, JobStatus, Role
 from shoal_coordinator.cluster import (
     PAGE_SIZE,
@@ -111,6 +112,21 @@ def test_a_list_can_be_limited_to_the_newest_ended_jobs() -> None:
     assert most_ended(PAGE_SIZE) == PAGE_SIZE
     with pytest.raises(errors.BadRequest, match="ended is 1001; the limit PAGE_SIZE is 1000"):
         most_ended(PAGE_SIZE + 1)
+
+
+def test_the_logs_of_all_jobs_have_one_limit() -> None:
+    jobs, found = stubs(10), JobTable(event_bytes=30_000)
+    for job in jobs:
+        found.add(cast(Any, job))
+        for _ in range(50):
+            job.log.append(LogLine(job.log.next, 0.0, "w0", "x" * 100))
+    assert 10 < sum(len(job.log.after(0)) for job in jobs) < 50
+    for job in jobs[1:]:
+        found.remove(cast(Any, job))
+        job.log.append(LogLine(job.log.next, 0.0, "w0", "x" * 20_000))
+    for _ in range(30):
+        jobs[0].log.append(LogLine(jobs[0].log.next, 0.0, "w0", "x" * 100))
+    assert len(jobs[0].log.after(0)) > 30, "removed jobs do not count"
 
 
 def test_live_jobs_are_not_looked_at_before_something_happens_to_them() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shoal import errors, optim
+from shoal._limits import catalogue
 from shoal._wire import Lease, NoRange
 from shoal._wire.layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice
@@ -17,7 +18,6 @@ from shoal.status import Evaluation, JobState, Progress, SavedCheckpoint, StepTi
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
-from shoal_coordinator.job import event_log
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.machine import JobMachine
 from shoal_coordinator.job.progress import ProgressTotals
@@ -363,7 +363,7 @@ def test_the_log_takes_a_bounded_number_of_bytes() -> None:
     finally:
         tracemalloc.stop()
     log.validate()
-    assert held < event_log.MAX_OTHER_BYTES * 1.1
+    assert held < catalogue.JOB_EVENT_BYTES.default * 1.1
     last = log.after(0)[-1]
     assert isinstance(last, MetricsReported)
     assert last.step == 399
