@@ -11,8 +11,11 @@ computes how many seconds a round would take if all other resources cost no time
 
 If calls overlap with computation, as in asynchronous mode, the resource that needs the most seconds gives the length of
 the round. Otherwise a round is a computation, then a pull, then a push. The pull and the push each take as long as they
-need on their slowest resource. The coordinator bounds the number of workers: if it cannot handle the messages of all
-members, the model lowers the throughput in proportion.
+need on their slowest resource.
+
+The coordinator bounds the number of workers. If it cannot handle the messages of all members, only the workers that it
+can hear take part in the round, on the same servers. The coordinator is then the bottleneck, unless these workers are
+still so many that the servers bound the round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +51,8 @@ class Constants:
 
     Attributes:
         server_pull, server_push: a server's costs of a call, if all of a job is on one server.
-        staged_call_s: processor seconds of a server for the calls of a pull and a push, if there are several servers.
+        staged_pull_s, staged_push_s: processor seconds of a server for the calls of a pull, and of a push, if there are
+            several servers.
         synchronous_byte_s: processor seconds of a server for a byte of a synchronous push.
         worker_byte_s: processor seconds of a worker for a byte that it pulls or pushes.
         report_s: processor seconds of the coordinator for a report, which is a heartbeat, too.
@@ -56,7 +60,8 @@ class Constants:
 
     server_pull: Cost
     server_push: Cost
-    staged_call_s: float
+    staged_pull_s: float
+    staged_push_s: float
     synchronous_byte_s: float
     worker_byte_s: float
     report_s: float
@@ -68,11 +73,13 @@ class Constants:
         small, large = cases["small_asynchronous"], cases["large_asynchronous"]
         two, in_turn = cases["small_two_servers"], cases["large_synchronous"]
         pull, push = (_line(small, large, f"server_{call}_s") for call in ("pull", "push"))
-        of_bytes = two["bytes"] / two["servers"] * (pull.byte_s + push.byte_s)
+        # A push is measured as the difference between a step and a pull, so the two add up to a step.
+        size, staged_pull_s = two["bytes"] / two["servers"], two["server_pull_s"]
         return cls(
             server_pull=pull,
             server_push=push,
-            staged_call_s=max(pull.call_s + push.call_s, two["server_step_s"] - of_bytes),
+            staged_pull_s=max(pull.call_s, staged_pull_s - size * pull.byte_s),
+            staged_push_s=max(push.call_s, two["server_step_s"] - staged_pull_s - size * push.byte_s),
             synchronous_byte_s=max(push.byte_s, in_turn["server_step_s"] / in_turn["bytes"] - pull.byte_s),
             worker_byte_s=_line(small, large, "worker_step_s").byte_s / 2,
             report_s=result["control_plane"]["us_per_call"] / 1e6,
@@ -144,7 +151,9 @@ class Estimate:
     share: float
 
 
-COMPUTE, COORDINATOR = "worker compute", "coordinator"
+COMPUTE, LINK, PROCESSOR, COORDINATOR = "worker compute", "worker link", "worker processor", "coordinator"
+# With any other bottleneck, the servers bound the round, and more workers would not make the job faster.
+_OF_WORKERS = {COMPUTE, LINK, PROCESSOR}
 
 
 def estimate(case: Case, workers: int, link_gbit: float, constants: Constants) -> Estimate:
@@ -160,24 +169,12 @@ def estimate(case: Case, workers: int, link_gbit: float, constants: Constants) -
         The estimate.
     """
     servers = case.servers(workers)
-    pull, push = _calls(case, workers, servers, link_gbit * _GBIT, constants)
-    slowest_pull, slowest_push = max(pull, key=lambda it: pull[it]), max(push, key=lambda it: push[it])
-    if case.synchronous:
-        round_s = case.compute_s + pull[slowest_pull] + push[slowest_push]
-        parts: dict[str, float] = {COMPUTE: case.compute_s}
-        for name, seconds in ((slowest_pull, pull[slowest_pull]), (slowest_push, push[slowest_push])):
-            parts[name] = parts.get(name, 0.0) + seconds
-    else:
-        # A link carries both directions at a time; processors and the interpreter do one or the other.
-        parts = {COMPUTE: case.compute_s} | {
-            name: max(pull[name], push[name]) if "link" in name else pull[name] + push[name] for name in pull
-        }
-        round_s = max(parts.values())
-    bottleneck = max(parts, key=lambda it: parts[it])
-    kept = 1.0
-    if (busy := coordinator_cores(workers + servers, case.heartbeat_timeout_s, constants.report_s)) > 1.0:
-        bottleneck, kept = COORDINATOR, 1.0 / busy
-    steps = workers * kept / round_s
+    busy = coordinator_cores(workers + servers, case.heartbeat_timeout_s, constants.report_s)
+    heard = workers if busy <= 1.0 else max(1, int(workers / busy))
+    round_s, bottleneck = _round(case, *_calls(case, heard, servers, link_gbit * _GBIT, constants))
+    if heard < workers and bottleneck in _OF_WORKERS:
+        bottleneck = COORDINATOR
+    steps = heard / round_s
     return Estimate(
         workers,
         servers,
@@ -187,6 +184,28 @@ def estimate(case: Case, workers: int, link_gbit: float, constants: Constants) -
         bottleneck,
         steps / (workers / case.compute_s),
     )
+
+
+def _round(case: Case, pull: Mapping[str, float], push: Mapping[str, float]) -> tuple[float, str]:
+    """Returns the seconds of a round, and the resource that it waits for longest.
+
+    Args:
+        case: the job.
+        pull, push: seconds of each resource for the pulls of a round, and for its pushes.
+    """
+    if case.synchronous:
+        parts = {COMPUTE: case.compute_s}
+        for call in (pull, push):
+            slowest = max(call, key=lambda it: call[it])
+            parts[slowest] = parts.get(slowest, 0.0) + call[slowest]
+        round_s = sum(parts.values())
+    else:
+        # A link carries both directions at a time; processors and the interpreter do one or the other.
+        parts = {COMPUTE: case.compute_s} | {
+            name: max(pull[name], push[name]) if "link" in name else pull[name] + push[name] for name in pull
+        }
+        round_s = max(parts.values())
+    return round_s, max(parts, key=lambda it: parts[it])
 
 
 def coordinator_cores(members: int, heartbeat_timeout_s: float, report_s: float) -> float:
@@ -213,20 +232,19 @@ def _calls(
         constants: what calls and bytes cost.
     """
     pull, push = constants.server_pull, constants.server_push
-    # Half of what several servers cost more is added to each of the two calls: the split does not change the round.
-    more_s = (constants.staged_call_s - pull.call_s - push.call_s) / 2 if servers > 1 else 0.0
+    pull_s, push_s = (constants.staged_pull_s, constants.staged_push_s) if servers > 1 else (pull.call_s, push.call_s)
     push_byte_s = constants.synchronous_byte_s if case.synchronous else push.byte_s
 
     def resources(call_s: float, byte_s: float) -> dict[str, float]:
         return {
-            "worker link": case.model_bytes / link,
-            "worker processor": case.model_bytes * constants.worker_byte_s,
+            LINK: case.model_bytes / link,
+            PROCESSOR: case.model_bytes * constants.worker_byte_s,
             "server links": workers * case.model_bytes / (servers * link),
             "server interpreter": workers * call_s,
             "server processors": workers * (call_s + case.model_bytes / servers * byte_s) / case.server_cores,
         }
 
-    return resources(pull.call_s + more_s, pull.byte_s), resources(push.call_s + more_s, push_byte_s)
+    return resources(pull_s, pull.byte_s), resources(push_s, push_byte_s)
 
 
 def table(case: Case, constants: Constants, links: Sequence[float] = LINKS_GBIT) -> list[list[Estimate]]:
