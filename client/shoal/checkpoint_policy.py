@@ -36,7 +36,8 @@ class CheckpointPolicy:
     Attributes:
         every_s: seconds between two checkpoints, 1 or more. 0 means no checkpoints by time.
         every_steps: steps of the fastest worker between two checkpoints. The coordinator learns the worker's step from
-            its reports, about twice a second. 0 means no checkpoints by steps.
+            its reports: about twice a second in a small cluster, and every 10 s at most in a large one. 0 means no
+            checkpoints by steps.
         at_end: whether the job takes a checkpoint when all workers have finished, before it succeeds.
         keep_last: number of newest checkpoints that are kept.
         keep_every: checkpoints whose number is a multiple of this are also kept. 0 means none.

@@ -60,7 +60,7 @@ class Progress:
         samples_per_s: mean rate over the time in which the job ran and had workers, in samples per second. Work that
             was lost with the shards does not count.
         loss: loss in the latest report of any worker, which is the mean over the worker's pushes since its previous
-            report. Workers report about twice a second.
+            report. Workers report about twice a second in a small cluster, and less often in a large one.
         staleness_p50: median staleness of all accepted pushes, in versions.
         staleness_max: largest staleness of all accepted pushes, in versions.
         rejected: pushes that were rejected for NaN or Inf.

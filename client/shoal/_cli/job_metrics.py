@@ -16,7 +16,8 @@ def metrics(
 ) -> None:
     """Shows the metrics in the latest report of each worker: the loss, and the program's or session's own metrics.
 
-    Each value is the mean over the worker's steps since its previous report. Workers report about twice a second.
+    Each value is the mean over the worker's steps since its previous report. Workers report about twice a second in a
+    small cluster, and less often in a large one.
     "wait_share", from the workers of programs, is the share of the time in which a worker neither computed nor
     evaluated. The table only counts the workers that have left the job; --json shows them.
     """

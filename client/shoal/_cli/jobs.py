@@ -43,8 +43,8 @@ def jobs(
 ) -> None:
     """Lists jobs, newest first, with their state, what they wait for, their restarts, and their evaluations.
 
-    "loss" is the mean over the steps of one worker's latest report, about half a second of training; `shoal metrics
-    JOB` shows all metrics of each worker. "steps" counts the steps of all workers together.
+    "loss" is the mean over the steps of one worker's latest report: about half a second of training in a small cluster.
+    `shoal metrics JOB` shows all metrics of each worker. "steps" counts the steps of all workers together.
 
     The table shows at most five ended jobs; --all and --json show all of them. A narrow screen shows fewer columns.
     --json prints all fields except the settings.

@@ -101,7 +101,8 @@ MAX_LEAD = _add(
     "MAX_LEAD",
     1 << 20,
     "steps",
-    "the lead of a worker's step over the highest step that the job can have reached",
+    "a worker's step minus the highest step that its job can have reached: on a server, the step of the furthest "
+    "worker; on the coordinator, a step that it computes from reports and the job's run time",
     error=errors.BadRequest,
 )
 LOG_LINES = _add("LOG_LINES", 1_000, "lines", "the output of a program in one report", roles=_COORDINATOR)
@@ -254,9 +255,9 @@ PENDING_CALLS = _add(
     "PENDING_CALLS",
     8_192,  # a call of each member of a cluster of 4,000, at once; gRPC's own 3,000 refuses calls from 1,000 members on
     "calls",
-    "the calls of one method whose headers have arrived, and which the limits above do not count yet",
+    "the calls of one method whose headers the process has received, but which it has not begun to handle",
     roles=(),
-    excess="cancelled by gRPC, and repeated by the client; above half of the limit, gRPC cancels some calls",
+    excess="gRPC cancels all calls above the limit, and some above half of it; the client repeats them",
 )
 RECEIVED_BYTES = _add(
     "RECEIVED_BYTES",
