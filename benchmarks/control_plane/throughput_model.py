@@ -170,11 +170,11 @@ def estimate(case: Case, workers: int, link_gbit: float, constants: Constants) -
     """
     servers = case.servers(workers)
     busy = coordinator_cores(workers + servers, case.heartbeat_timeout_s, constants.report_s)
-    heard = workers if busy <= 1.0 else max(1, int(workers / busy))
-    round_s, bottleneck = _round(case, *_calls(case, heard, servers, link_gbit * _GBIT, constants))
-    if heard < workers and bottleneck in _OF_WORKERS:
+    active = workers if busy <= 1.0 else max(1, int(workers / busy))
+    round_s, bottleneck = _round(case, *_calls(case, active, servers, link_gbit * _GBIT, constants))
+    if active < workers and bottleneck in _OF_WORKERS:
         bottleneck = COORDINATOR
-    steps = heard / round_s
+    steps = active / round_s
     return Estimate(
         workers,
         servers,

@@ -88,6 +88,18 @@ def test_the_costs_of_steps() -> None:
 
 
 @long_only
+def test_the_cost_of_a_small_step() -> None:
+    command = [sys.executable, str(RUN.parent / "server" / "small_step.py"), "--short"]
+    bench = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert bench.stdout, bench.stderr
+    line = json.loads(bench.stdout)
+    for shards in (1, 16):
+        median, least, most = line[f"shards_{shards}_ms"]
+        assert 0 < least <= median <= most
+    assert line["ratio"] > 0
+
+
+@long_only
 def test_sessions_that_wait_for_one_more() -> None:
     command = [sys.executable, str(RUN.parent / "control_plane" / "waiting_workers.py"), "--short"]
     bench = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)

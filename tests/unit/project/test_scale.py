@@ -145,11 +145,11 @@ def test_the_page_has_the_tables_of_the_result() -> None:
 
 def test_the_chart_shows_the_result(tmp_path: Path) -> None:
     constants = Constants.measured(json.loads(scale_page.RESULT.read_text()))
-    figures = scale_page.shown(constants)
-    assert figures in scale_page.CHART.read_text(), "renew it: python benchmarks/control_plane/scale_page.py"
+    drawn = scale_page.shown(constants)
+    assert drawn in scale_page.CHART.read_text(), "renew it: python benchmarks/control_plane/scale_page.py"
     scale_page.draw(constants, tmp_path / "scale.svg")
-    assert figures in (tmp_path / "scale.svg").read_text()
-    assert scale_page.shown(replace(constants, report_s=1.0)) != figures
+    assert drawn in (tmp_path / "scale.svg").read_text()
+    assert scale_page.shown(replace(constants, report_s=1.0)) != drawn
 
 
 def test_the_page_says_which_targets_are_missed() -> None:
