@@ -23,6 +23,8 @@ def pages() -> dict[str, str]:
         "The metrics `shoal_coordinator_limits_exceeded_total` and `shoal_server_limits_exceeded_total` count",
         "refusals. Their label `limit` has the name of the limit. The alert ShoalLimitReached fires if a role refuses",
         "something for ten minutes ([runbook](../../how-to/alerts.md#shoallimitreached)).",
+        "[Decision 51](../../decisions/0051-bounded-fields-and-pages.md) says how the coordinator computes the highest",
+        "step that a job can have reached (`MAX_LEAD`).",
         "",
     ]
     headings = ["limit", "default", "of", "option", "beyond it", "counted by"]
