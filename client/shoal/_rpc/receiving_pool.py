@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, Protocol
@@ -64,6 +65,36 @@ def end_call(call: Call, code: Any, text: bytes, metadata: Any) -> None:
             _grpc._abort(call.state, call.event.call, code, text)
 
 
+@dataclass(slots=True)
+class _Submitted:
+    """What grpcio submits to a pool to run a call.
+
+    Attributes:
+        run: calls a function in the call's context.
+        respond: the function, which takes the arguments below in this order.
+        event: the event of the call's headers.
+        state: grpcio's state of the call.
+        behavior: the method.
+        argument: returns the method's argument: a request, or an iterator of requests.
+        deserializer: decodes a request.
+        serializer: encodes an answer.
+    """
+
+    run: Callable[..., Any]
+    respond: Callable[..., Any]
+    event: Any
+    state: Any
+    behavior: Any
+    argument: Callable[[], Any]
+    deserializer: Any
+    serializer: Any
+
+    def respond_to(self, argument: Callable[[], Any]) -> None:
+        """Runs the method with another argument, and answers the call."""
+        codecs = self.deserializer, self.serializer
+        self.run(self.respond, self.event, self.state, self.behavior, argument, *codecs)
+
+
 class CallCounter(Protocol):
     """What a pool tells about its calls: the `Reception` of a server."""
 
@@ -116,7 +147,8 @@ class ReceivingPool(ThreadPoolExecutor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
         """Receives a call. grpcio calls it on its event thread, with the lock of the call's state."""
-        _respond, event, state, _behavior, _argument, deserializer, _serializer = args
+        submitted = _Submitted(fn, *args)
+        event, state = submitted.event, submitted.state
         call = Call(event, state, self._kind)
         try:
             state.context.run(set_caller, self._reception.authorize(self._name, event))
@@ -127,7 +159,7 @@ class ReceivingPool(ThreadPoolExecutor):
             self._reception.abort(call, refused)
             call.ended.set_result(None)
             return call.ended
-        receive = _grpc._receive_message(state, event.call, deserializer)
+        receive = _grpc._receive_message(state, event.call, submitted.deserializer)
 
         def arrived(message: Any) -> Any:
             result = receive(message)  # decodes the message, and puts it in the state
@@ -137,7 +169,7 @@ class ReceivingPool(ThreadPoolExecutor):
                     self._reception.abort(call, refused)
                     self._end(call)
                 else:
-                    self._continue_call(call, fn, args)
+                    self._continue_call(call, submitted)
             except Exception:  # the event thread must survive
                 _log.exception("cannot run a call")
                 self._end(call)
@@ -147,8 +179,8 @@ class ReceivingPool(ThreadPoolExecutor):
         state.due.add(_grpc._RECEIVE_MESSAGE_TOKEN)
         return call.ended
 
-    def _continue_call(self, call: Call, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        respond, event, state, behavior, argument, *codecs = args
+    def _continue_call(self, call: Call, submitted: _Submitted) -> None:
+        state, argument = call.state, submitted.argument
         with state.condition:
             request, state.request = state.request, None
             runs = _grpc._is_rpc_state_active(state) and (request is not None or self._streaming)
@@ -156,13 +188,13 @@ class ReceivingPool(ThreadPoolExecutor):
             self._reception.abort(call, errors.BadRequest("the call ended without a message"))
             self._end(call)
             return
-        if not self._streaming:
-            received = lambda: request  # noqa: E731 - the thunk that grpcio calls
-        elif request is None:  # an empty stream
-            received = argument
-        else:
-            received = lambda: chain((request,), argument())  # noqa: E731
-        run = partial(self._run, call, fn, respond, event, state, behavior, received, *codecs)
+
+        def received() -> Any:
+            if not self._streaming:
+                return request
+            return argument() if request is None else chain((request,), argument())  # None is an empty stream
+
+        run = partial(self._run, call, submitted, received)
         if self._hold is None:
             self._submit(call, run)
         else:
@@ -213,10 +245,10 @@ class ReceivingPool(ThreadPoolExecutor):
         else:
             self._end(call)
 
-    def _run(self, call: Call, fn: Callable[..., Any], *args: Any) -> None:
+    def _run(self, call: Call, submitted: _Submitted, argument: Callable[[], Any]) -> None:
         self._reception.began(call)
         try:
-            fn(*args)
+            submitted.respond_to(argument)
         finally:
             self._end(call)
 
