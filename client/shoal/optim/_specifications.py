@@ -1,7 +1,6 @@
 """Specifications of optimizers and schedules: classes that a job selects by name, with checked numeric parameters."""
 
 import dataclasses
-import functools
 import inspect
 import math
 import numbers
@@ -131,9 +130,18 @@ class Specification:
         return typing.cast(Self, member(**values, **separate_fields))
 
 
-@functools.cache  # the type hints of a class are slow to read, and each job has several specifications
+# Type and range of each checked field of a class. They are slow to read, and each job has several specifications.
+_known_ranges: dict[type[Specification], dict[str, tuple[type, ValueRange]]] = {}
+
+
 def _ranges(cls: type[Specification]) -> dict[str, tuple[type, ValueRange]]:
     """Returns the type and the range of each checked field, by name, in field order."""
+    if cls not in _known_ranges:
+        _known_ranges[cls] = _read_ranges(cls)
+    return _known_ranges[cls]
+
+
+def _read_ranges(cls: type[Specification]) -> dict[str, tuple[type, ValueRange]]:
     hints = typing.get_type_hints(cls, include_extras=True)
     found = {item.name: typing.get_args(hints[item.name]) for item in dataclasses.fields(cls)}
     return {
