@@ -89,8 +89,9 @@ def train_on_the_rest(batches: LeasedBatches) -> dict[int, list[int]]:
     return trained
 
 
-# What a job waits for, and what today's coordinator adds.
+# What a job waits for, what today's coordinator adds for users, and what it stores.
 WAITS, BUSY = "waiting for workers: 0 of 5", " (1 is alive, busy with running)"
+STORED_WAIT = "waiting for workers"
 
 
 def as_answered_now(call: Call) -> Call:
@@ -190,7 +191,7 @@ def as_written_then(key: str, known: Mapping[str, bytes]) -> bytes:
             state.finished.append(rank)
     state.ClearField("trained_s")
     state.ClearField("training_since")
-    if state.waiting_for == WAITS + BUSY:  # the new text is an event, for which the coordinator reserved numbers
+    if state.waiting_for == STORED_WAIT:  # the new text is an event, for which the coordinator reserved numbers
         state.waiting_for, state.reserved_sequence = WAITS, 10_001
     return state.SerializeToString(deterministic=True)
 

@@ -31,7 +31,7 @@ from shoal_coordinator.messages import Effect
 _MAX_NAMED = 3
 
 
-class Wait(NamedTuple):
+class WaitReason(NamedTuple):
     """What a job waits for; empty if nothing.
 
     Each worker that comes or goes changes the numbers of all waiting jobs. So these are no part of `what`.
@@ -91,7 +91,7 @@ class Scheduler:
         for job in live:
             waits = [_missing_workers(job, len(idle), busy)]
             own = (job.storage_waited_for, job.quarantine_note(now), self.norm_watch.waiting_for(job))
-            waits += [Wait(text, text) for text in own]
+            waits += [WaitReason(text, text) for text in own]
             if job.unplaced is not None:
                 waits.append(self._place(job, now))
             if not job.ended:
@@ -145,15 +145,15 @@ class Scheduler:
         self.assign(member, job, now)
         return True
 
-    def _place(self, job: JobMachine, now: float) -> Wait:
+    def _place(self, job: JobMachine, now: float) -> WaitReason:
         """Plans the placement of a job's variables; returns what it waits for."""
         servers, expected = self._members.not_draining, self._members.expected(now)
         if job.waits_for_servers(len(servers), now, expected=bool(expected)):
-            return _restarting(expected) or Wait("waiting for servers", "waiting for servers")
+            return _restarting(expected) or WaitReason("waiting for servers", "waiting for servers")
         if not servers:
-            return _restarting(expected) or Wait("waiting for a server", "waiting for a server")
+            return _restarting(expected) or WaitReason("waiting for a server", "waiting for a server")
         if job.waits_for_storage(now):
-            return Wait()  # `storage_waited_for` says so
+            return WaitReason()  # `storage_waited_for` says so
         program = job.unplaced
         assert program is not None
         variables = dict(program.variables)
@@ -167,12 +167,12 @@ class Scheduler:
             shards = self._placement.assign(layouts, self.norm_watch.usable(job, candidates), job.previous_servers)
         except errors.ShoalError as error:
             self._emit(job.fail(f"its variables cannot be placed: {error.message}", now))
-            return Wait()
+            return WaitReason()
         self.generation += 1
         self._counted()
         placement = Placement(job.spec.name, self.generation, variables, shards, program.encoded)
         self._emit(job.place(placement, now))
-        return Wait()
+        return WaitReason()
 
     def _placed_bytes(self) -> Counter[str]:
         """Returns the bytes of values placed on each server; heartbeats would report them later."""
@@ -219,7 +219,7 @@ def _count_usable(job: JobMachine, workers: Iterable[Member], now: float) -> int
     return sum(not job.is_quarantined(it.id, now) for it in workers)
 
 
-def _restarting(expected: Mapping[str, float]) -> Wait | None:
+def _restarting(expected: Mapping[str, float]) -> WaitReason | None:
     """Returns which draining servers a job waits for, and until when; None if there are none."""
     if not expected:
         return None
@@ -230,7 +230,7 @@ def _restarting(expected: Mapping[str, float]) -> Wait | None:
     )
     until = max(expected.values())
     at_most = f" (until {time.strftime('%H:%M:%S', time.gmtime(until))} UTC at the latest)" if until else ""
-    return Wait("waiting for servers to restart", f"waiting for {servers}{at_most}")
+    return WaitReason("waiting for servers to restart", f"waiting for {servers}{at_most}")
 
 
 def _busy(workers: int, jobs: Iterable[JobMachine]) -> str:
@@ -243,7 +243,7 @@ def _busy(workers: int, jobs: Iterable[JobMachine]) -> str:
     return f" ({workers} {'is' if workers == 1 else 'are'} alive, busy with {shown}{left})"
 
 
-def _missing_workers(job: JobMachine, idle: int, busy: str) -> Wait:
+def _missing_workers(job: JobMachine, idle: int, busy: str) -> WaitReason:
     """Returns which workers a job lacks, and whether it waits for them.
 
     Args:
@@ -257,9 +257,9 @@ def _missing_workers(job: JobMachine, idle: int, busy: str) -> Wait:
         if present < needed and job.state is not JobState.RUNNING:
             words = f"waiting for sessions: {present} of {needed}"
     elif job.state is JobState.PENDING:
-        return Wait("waiting for workers", f"waiting for workers: {idle} of {needed}{busy}")
+        return WaitReason("waiting for workers", f"waiting for workers: {idle} of {needed}{busy}")
     elif job.free_ranks and present < needed:
         words = f"waiting for workers: {present} of {needed}"
         if job.state is JobState.RUNNING and present:
             words = f"continues with {present} of {needed} workers; takes another one when it is idle"
-    return Wait(words, words)
+    return WaitReason(words, words)

@@ -196,7 +196,7 @@ def test_the_registration_of_a_session_looks_at_no_job() -> None:
         rig = waiting_jobs(jobs, workers=2)
         return lines_of(lambda: rig.machine.handle(registration(Role.SESSION, "y"), rig.now))
 
-    assert lines(100) <= 1.5 * lines(1)
+    assert lines(20) <= 1.5 * lines(1)
 
 
 def registration(role: Role, name: str) -> events.RegistrationReceived:

@@ -1,4 +1,4 @@
-"""What open pages request repeatedly: how much a page gets, how often the answer is computed, and under which lock."""
+"""Answers that open pages request repeatedly: their sizes, how often they are computed, and the holds of the lock."""
 
 import json
 from collections.abc import Iterator
