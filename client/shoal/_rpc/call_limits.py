@@ -61,16 +61,14 @@ class CallLimits:
             of_host: calls of this class and host now.
             of_all: calls of this class now.
         """
-        limit, most, host_limit, most_of_host = catalogue.CALLS, self.calls, catalogue.HOST_CALLS, self.host_calls
+        limits = (catalogue.CALLS, self.calls), (catalogue.HOST_CALLS, self.host_calls)
         if kind is CallClass.OPEN:
-            limit, most = catalogue.OPEN_CALLS, self.open_calls
-            host_limit, most_of_host = catalogue.HOST_OPEN_CALLS, self.host_open_calls
-        who = "this server"
-        if of_all < most:
-            limit, most, who = host_limit, most_of_host, host.decode(errors="replace")
-            if of_host < most:
-                return None
-        return limit.refusal(f"{who} has {most} calls at a time", "try again later", limit=most)
+            limits = (catalogue.OPEN_CALLS, self.open_calls), (catalogue.HOST_OPEN_CALLS, self.host_open_calls)
+        callers = ("this server", of_all), (host.decode(errors="replace"), of_host)
+        for (limit, most), (who, now) in zip(limits, callers, strict=True):
+            if now >= most:
+                return limit.refusal(f"{who} has {most} calls at a time", "try again later", limit=most)
+        return None
 
     def too_large(self, nbytes: int, waiting: int) -> errors.ShoalError | None:
         """Returns why a message is refused; None if it is not.
