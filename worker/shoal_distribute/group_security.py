@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shoal import _rpc, errors
 from shoal._security import INSECURE_VARIABLE, AccessRole, Credentials, PortCheck
-from shoal._system import private_files
+from shoal._system import docs_url, private_files
 from shoal._system.listeners import loopback_addresses
 from shoal._transport import ByteStream, Security, TokenSecurity, secured
 
@@ -82,7 +82,7 @@ def group_security(addresses: Sequence[str], environment: Mapping[str, str] = os
         _LOG.warning(
             f"ranks of this group are on other hosts, without TLS: all who reach the network can read and change what "
             f"the ranks exchange, and {others} protects the group from other processes. Set SHOAL_TLS_CA, "
-            "SHOAL_TLS_CERT and SHOAL_TLS_KEY (docs/how-to/security.md)"
+            f"SHOAL_TLS_CERT and SHOAL_TLS_KEY ({docs_url('how-to/security')})"
         )
     return _SecretSecurity(token)
 

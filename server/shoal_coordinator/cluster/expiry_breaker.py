@@ -2,9 +2,7 @@
 
 In two cases, a missing heartbeat does not prove that its sender is dead: the coordinator refused or queued heartbeats,
 or many members fell silent at the same time. One failure of the network or of the coordinator is then more likely than
-many failures of machines. So expiry waits. If many members fell silent, the wait is limited, so that jobs go on if the
-members are really dead. While the coordinator refuses or queues heartbeats, the wait has no limit: it may not hear
-members that are alive.
+many failures of machines. So expiry waits. The wait is limited, so that jobs go on if the members are really dead.
 
 Members are judged in groups: servers and workers are one group, and the sessions of each holder are another one. A user
 whose sessions stop at the same time must not delay the expiry of servers, workers and other users' sessions.
@@ -16,8 +14,7 @@ from dataclasses import dataclass, replace
 # The largest share of the live members of a group that may fall silent without a hold, and the smallest number of live
 # members for which it is checked: in a smaller group, two deaths are a large share.
 SILENT_SHARE, SHARE_OF_AT_LEAST = 0.2, 10
-# The longest wait of expiry for many silent members, in heartbeat timeouts. A dead member is declared lost at most one
-# timeout later than this.
+# The longest wait of expiry, in heartbeat timeouts. A dead member is declared lost at most one timeout later than this.
 # The default, 15 s, is shorter than a restart from a checkpoint, and longer than most failures of a network switch.
 HOLD_TIMEOUTS = 3.0
 # Heartbeats count as queued if one waited for a thread for at least this part of the heartbeat timeout. Members send at
@@ -43,8 +40,7 @@ class ExpiryHold:
 class ExpiryBreaker:
     """Decides whether silent members may be declared lost.
 
-    Every silent member is declared lost within `(1 + HOLD_TIMEOUTS)` heartbeat timeouts after its last heartbeat, or
-    within `HOLD_TIMEOUTS` after the coordinator last refused or queued heartbeats, whichever is later.
+    Every member is declared lost within `(1 + HOLD_TIMEOUTS)` heartbeat timeouts after its last heartbeat.
 
     Args:
         heartbeat_timeout_s: seconds.
@@ -52,7 +48,7 @@ class ExpiryBreaker:
 
     def __init__(self, heartbeat_timeout_s: float) -> None:
         self._timeout_s = heartbeat_timeout_s
-        self._unheard = float("-inf"), ""  # when heartbeats were last refused or queued, and what happened
+        self._unheard: tuple[float, str] | None = None  # when heartbeats were last not heard, and why
         self._holds: dict[str, ExpiryHold] = {}  # in progress, by group, oldest first
 
     @property
@@ -92,21 +88,18 @@ class ExpiryBreaker:
 
     def _is_held(self, group: str, last_seen: Collection[float], now: float) -> bool:
         silent = _count(now - seen > self._timeout_s for seen in last_seen)
-        hold = self._holds.get(group)
-        why = self._doubt(group, last_seen, hold.since if hold else now, now) if silent else ""
-        if not why:
+        why = self._doubt(group, last_seen, now) if silent else ""
+        hold = self._holds.get(group, ExpiryHold(now, silent, why))
+        if not why or now - hold.since >= HOLD_TIMEOUTS * self._timeout_s:
             self._holds.pop(group, None)
             return False
-        self._holds[group] = replace(hold, silent=silent) if hold else ExpiryHold(now, silent, why)
+        self._holds[group] = replace(hold, silent=silent)
         return True
 
-    def _doubt(self, group: str, last_seen: Collection[float], since: float, now: float) -> str:
-        """Returns why silence may not mean death, or nothing. A hold of the group began at `since`, or begins now."""
-        unheard_at, why = self._unheard
-        if now - unheard_at <= self._timeout_s:
-            return why
-        if now - max(since, unheard_at) >= HOLD_TIMEOUTS * self._timeout_s:
-            return ""
+    def _doubt(self, group: str, last_seen: Collection[float], now: float) -> str:
+        """Returns why silence may not mean death, or nothing."""
+        if self._unheard and now - self._unheard[0] <= self._timeout_s:
+            return self._unheard[1]
         # Half a timeout, because members that fall silent at once do not reach the timeout at once.
         late = _count(now - seen > self._timeout_s / 2 for seen in last_seen)
         if len(last_seen) >= SHARE_OF_AT_LEAST and late > SILENT_SHARE * len(last_seen):

@@ -125,27 +125,15 @@ def test_silent_sessions_of_one_holder_delay_only_their_own_expiry() -> None:
         ({"wait_s": 2.0}, "a heartbeat waited 2.0 s for a thread"),
     ],
 )
-def test_unheard_heartbeats_are_no_deaths_however_long_it_lasts(delays: dict[str, float], why: str) -> None:
+def test_heartbeats_that_could_not_be_heard_are_no_deaths_for_a_while(delays: dict[str, float], why: str) -> None:
     sea = Sea(2)
     sea.silence(1)
     sea.run(2 * TIMEOUT_S, **delays)  # type: ignore[arg-type]  # each value fits its name
     assert sea.died == {}
     assert sea.members.breaker.hold
     assert sea.members.breaker.hold.why == why
-    sea.run(10 * HOLD_TIMEOUTS * TIMEOUT_S, **delays)  # type: ignore[arg-type]
-    assert sea.died == {}
-    sea.run(TIMEOUT_S + 2 * TICK_S)
-    assert list(sea.died) == ["w00"], "heartbeats have been heard again for a timeout"
-
-
-def test_many_that_are_silent_after_refusals_have_the_time_of_a_hold_to_come_back() -> None:
-    sea = Sea(20)
-    silent = sea.silence(15)
-    sea.run(10 * HOLD_TIMEOUTS * TIMEOUT_S, refused=1)
-    sea.run(HOLD_TIMEOUTS * TIMEOUT_S - TICK_S)
-    assert sea.died == {}
-    sea.run(2 * TICK_S)
-    assert sea.died.keys() == silent
+    sea.run((HOLD_TIMEOUTS - 1) * TIMEOUT_S + 2 * TICK_S, **delays)  # type: ignore[arg-type]
+    assert list(sea.died) == ["w00"]
 
 
 def test_a_short_wait_is_no_doubt_and_an_old_one_is_none_either() -> None:
@@ -192,14 +180,12 @@ def test_every_death_is_declared_in_bounded_time_and_no_living_member_dies(
 ) -> None:
     sea = Sea(count)
     fell: dict[str, float] = {}
-    unheard_at = 0.0
     for number, (fall, ticks) in enumerate(waves):
         fell |= dict.fromkeys(sea.silence(fall), sea.now)
         wait_s, refused = delays[number % len(delays)]
         sea.run(ticks * TICK_S, wait_s=wait_s, refused=refused)
-        unheard_at = sea.now if wait_s or refused else unheard_at
-    sea.run((1 + HOLD_TIMEOUTS) * TIMEOUT_S + 2 * TICK_S)
+    sea.run((1 + HOLD_TIMEOUTS) * TIMEOUT_S + 2 * TICK_S, refused=1)
     assert sea.died.keys() == fell.keys()
     for name, when in sea.died.items():
-        latest = max(fell[name] + (1 + HOLD_TIMEOUTS) * TIMEOUT_S, unheard_at + HOLD_TIMEOUTS * TIMEOUT_S)
-        assert fell[name] + TIMEOUT_S < when <= latest + 2 * TICK_S
+        took_s = when - fell[name]
+        assert TIMEOUT_S < took_s <= (1 + HOLD_TIMEOUTS) * TIMEOUT_S + 2 * TICK_S
