@@ -772,7 +772,7 @@ class TestStalls:
 
                 def served() -> bool:
                     endpoints.end_stalled()
-                    return pulled.done() and pushed.done()
+                    return pulled.done() and pushed.done() and all(push.done() for push in pushes)
 
                 wait_until(served, what="their turn")
                 assert pulled.result()["w"].size == 2 << 20
