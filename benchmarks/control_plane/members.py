@@ -20,14 +20,13 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import grpc
 import structlog
 
 from shoal._rpc.channels import CONTROL_OPTIONS
-from shoal._security import AccessRole, Credentials
+from shoal._security import AccessRole, Credentials, shown
 
 # One connection for each member, as if each were on a host of its own.
 CHANNEL_OPTIONS = [
@@ -80,16 +79,20 @@ async def channel(address: str, role: AccessRole) -> AsyncIterator["PresentingCh
 
 
 class PresentingChannel:
-    """A channel as far as generated stubs of unary calls use it. Each call has the given metadata."""
+    """A channel as far as generated stubs use it. Each call has the given metadata, and the secret of the member."""
 
     def __init__(self, opened: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> None:
         self._opened, self._metadata = opened, metadata
+        self.secret = ""  # of the member that registered through this channel
 
     def unary_unary(self, *method: Any, **codecs: Any) -> Callable[..., Any]:
-        return partial(self._opened.unary_unary(*method, **codecs), metadata=self._metadata)
+        return self._presenting(self._opened.unary_unary(*method, **codecs))
 
     def unary_stream(self, *method: Any, **codecs: Any) -> Callable[..., Any]:
-        return partial(self._opened.unary_stream(*method, **codecs), metadata=self._metadata)
+        return self._presenting(self._opened.unary_stream(*method, **codecs))
+
+    def _presenting(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *request, **options: call(*request, metadata=self._metadata + shown(self.secret), **options)
 
 
 async def obey(handle: Callable[[str], Awaitable[MembersLine]]) -> None:

@@ -67,6 +67,7 @@ class SimulatedServer(parameter_server_pb2_grpc.ParameterServerServicer):
                 role=coordinator_pb2.SERVER, member=name, address=address, process=name
             )
             reply = await answered(stub.Register, request)
+            opened.secret = reply.secret
             pace.answered(pace.now, reply.heartbeat_interval_s)
             registered.release()
             heartbeat = coordinator_pb2.HeartbeatRequest(

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import grpc
-from members import CONCURRENT, MembersLine, answered, channel, obey
+from members import CONCURRENT, MembersLine, PresentingChannel, answered, channel, obey
 
 import shoal
 from shoal._rpc import HeartbeatPace
@@ -65,7 +65,7 @@ class Worker:
             stub: Any = coordinator_pb2_grpc.CoordinatorStub(opened)
             jobs: Any = job_pb2_grpc.JobsStub(opened)
             async with registering:
-                await self._register(stub)
+                await self._register(opened, stub)
             registered.release()
             while True:
                 try:
@@ -73,7 +73,7 @@ class Worker:
                 except grpc.aio.AioRpcError:  # the coordinator has declared it lost
                     self.lost += 1
                     self._job = ""
-                    await self._register(stub)
+                    await self._register(opened, stub)
                     continue
                 if reply.job and not self._job:
                     self._job, self._assignment = reply.job, reply.assignment
@@ -83,12 +83,13 @@ class Worker:
                 while (due_s := self.pace.heartbeat_due_s) > 0:  # a report puts it off
                     await asyncio.sleep(due_s)
 
-    async def _register(self, stub: Any) -> None:
+    async def _register(self, opened: PresentingChannel, stub: Any) -> None:
+        opened.secret = ""
         request = coordinator_pb2.RegisterRequest(
             role=coordinator_pb2.WORKER, member=self.name, process=f"{self.name}-{self.lost}"
         )
         reply = await answered(stub.Register, request)
-        self._incarnation = reply.incarnation
+        self._incarnation, opened.secret = reply.incarnation, reply.secret
         self.pace.answered(self.pace.now, reply.heartbeat_interval_s)
 
     async def _heartbeat(self, stub: Any) -> Any:
