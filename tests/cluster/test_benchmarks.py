@@ -19,6 +19,14 @@ from scale_page import tables  # noqa: E402 - benchmarks are no package
 from throughput_model import Constants  # noqa: E402
 
 
+def short_run(script: str, *flags: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Runs the short form of a benchmark, which prints one line of JSON whatever it has measured."""
+    command = [sys.executable, str(RUN.parent / script), "--short", *flags]
+    bench = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert bench.stdout, bench.stderr
+    return bench
+
+
 def test_some_benchmarks_run_and_write_their_rows(tmp_path: Path) -> None:
     chosen = size("small,data", "small,data,checkpoints")
     command = [sys.executable, str(RUN), chosen, "--short", "--no-peers", "--results", str(tmp_path)]
@@ -57,9 +65,7 @@ def test_the_control_plane_with_simulated_members() -> None:
     """The short form of `make scale`: members keep the interval that they are told, and none is declared lost."""
     sizes = {"workers": 40, "servers": 4, "heartbeat-timeout-s": 2, "interval-s": 0.05, "measured-s": 1}
     flags = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
-    command = [sys.executable, str(RUN.parent / "control_plane" / "scale.py"), "--short", *flags]
-    bench = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert bench.stdout, bench.stderr
+    bench = short_run("control_plane/scale.py", *flags, timeout_s=200)
     line = json.loads(bench.stdout)
     found = line["control_plane"]
     assert found["interval_s"] == pytest.approx(44 / CALLS_PER_S, abs=0.001)
@@ -75,23 +81,13 @@ def test_the_control_plane_with_simulated_members() -> None:
 
 
 def test_the_costs_of_steps() -> None:
-    command = [
-        sys.executable,
-        str(RUN.parent / "control_plane" / "constants.py"),
-        "--case",
-        "small_two_servers",
-        "--short",
-    ]
-    bench = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert bench.stdout, bench.stderr
+    bench = short_run("control_plane/constants.py", "--case", "small_two_servers", timeout_s=60)
     assert all(value > 0 for value in json.loads(bench.stdout).values())
 
 
 @long_only
 def test_the_cost_of_a_small_step() -> None:
-    command = [sys.executable, str(RUN.parent / "server" / "small_step.py"), "--short"]
-    bench = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert bench.stdout, bench.stderr
+    bench = short_run("server/small_step.py", timeout_s=100)
     line = json.loads(bench.stdout)
     for shards in (1, 16):
         median, least, most = line[f"shards_{shards}_ms"]
@@ -101,9 +97,7 @@ def test_the_cost_of_a_small_step() -> None:
 
 @long_only
 def test_sessions_that_wait_for_one_more() -> None:
-    command = [sys.executable, str(RUN.parent / "control_plane" / "waiting_workers.py"), "--short"]
-    bench = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert bench.stdout, bench.stderr
+    bench = short_run("control_plane/waiting_workers.py", timeout_s=200)
     line = json.loads(bench.stdout)
     assert line["workers"] == 8
     # The measurements themselves depend on what else the machine does.
