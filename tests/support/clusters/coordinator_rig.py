@@ -146,6 +146,9 @@ class Rig:
                     self.beat(name)
                 except KeyError:  # it has left meanwhile
                     continue
+                except errors.Fenced:
+                    if name not in self.silent:  # else it was silenced, and left, after this turn had begun
+                        raise
                 except errors.Unreachable:
                     if not self.stopped.is_set():  # else a restart that was to fail has left no coordinator
                         raise
