@@ -187,6 +187,14 @@ class StaleGeneration(ShoalError, code="STALE_GENERATION", status="ABORTED"):
     """The request carries the generation of another placement. Fetch the placement again."""
 
 
+class Moved(ShoalError, code="MOVED", status="ABORTED"):
+    """Another server is the primary of these shards, or the caller is no longer their primary. Fetch the placement."""
+
+
+class UnequalKernels(ShoalError, code="UNEQUAL_KERNELS", status="FAILED_PRECONDITION"):
+    """Two servers compile their kernels for different processors, so one cannot have a copy of the other's shards."""
+
+
 class Fenced(ShoalError, code="FENCED", status="ABORTED"):
     """This incarnation was declared lost or was replaced. The cluster refuses all its further calls."""
 

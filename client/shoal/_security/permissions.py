@@ -89,7 +89,7 @@ _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
         "ListTokens": frozenset({_ADMIN}),
     },
     "shoal.v1.ParameterServer": {
-        "Attach": frozenset({_TRAINER, _OBSERVER}),
+        "Attach": frozenset({_TRAINER, _OBSERVER, _PEER}),
         "Pull": frozenset({_TRAINER, _OBSERVER}),
         "Push": frozenset({_TRAINER}),
         "Commit": frozenset({_TRAINER}),
@@ -101,6 +101,9 @@ _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
         "FenceWorkers": _COORDINATOR_ONLY,
         "ReleaseWorkers": _COORDINATOR_ONLY,
         "SetRate": _COORDINATOR_ONLY,
+        "AddBackup": _COORDINATOR_ONLY,
+        "DropBackup": _COORDINATOR_ONLY,
+        "Promote": _COORDINATOR_ONLY,
         "HoldCommits": _COORDINATOR_ONLY,
         "ResumeCommits": _COORDINATOR_ONLY,
         "Save": _COORDINATOR_ONLY,

@@ -211,6 +211,7 @@ class ServerLoad(_message.Message):
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     WAITING_PULLS_FIELD_NUMBER: _builtins.int
     UNDELIVERED_NORMS_FIELD_NUMBER: _builtins.int
+    BROKEN_REPLICAS_FIELD_NUMBER: _builtins.int
     updates: _builtins.int
     """Updates applied. An update of all shards of a job on this server counts once."""
     received_bytes: _builtins.int
@@ -225,6 +226,10 @@ class ServerLoad(_message.Message):
         norms wait. At most 32.
         """
 
+    @_builtins.property
+    def broken_replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokenReplica]:
+        """Lock groups whose other copy this server does not reach any more. At most 256."""
+
     def __init__(
         self,
         *,
@@ -233,14 +238,58 @@ class ServerLoad(_message.Message):
         sent_bytes: _builtins.int = ...,
         waiting_pulls: _builtins.int = ...,
         undelivered_norms: _abc.Iterable[Global___UndeliveredNorm] | None = ...,
+        broken_replicas: _abc.Iterable[Global___BrokenReplica] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "undelivered_norms", b"undelivered_norms", "updates", b"updates", "waiting_pulls", b"waiting_pulls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken_replicas", b"broken_replicas", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "undelivered_norms", b"undelivered_norms", "updates", b"updates", "waiting_pulls", b"waiting_pulls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServerLoad: _TypeAlias = ServerLoad  # noqa: Y015
+
+@_typing.final
+class BrokenReplica(_message.Message):
+    """A lock group whose connection between primary and backup broke (replica.proto)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    PRIMARY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    generation: _builtins.int
+    """The generation of the job's placement."""
+    group: _builtins.int
+    """Names the lock group in its job: the smallest index of its shards."""
+    term: _builtins.int
+    """The term of the primary."""
+    primary: _builtins.bool
+    """Whether this server is the primary, so that its answers wait until the coordinator has decided. If not, it has the
+    backup.
+    """
+    reason: _builtins.str
+    """Why the connection broke, at most 256 bytes."""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        group: _builtins.int = ...,
+        term: _builtins.int = ...,
+        primary: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "job", b"job", "primary", b"primary", "reason", b"reason", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BrokenReplica: _TypeAlias = BrokenReplica  # noqa: Y015
 
 @_typing.final
 class UndeliveredNorm(_message.Message):

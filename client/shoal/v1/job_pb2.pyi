@@ -381,6 +381,8 @@ class JobSpec(_message.Message):
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    MIN_REPLICAS_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_SET_FIELD_NUMBER: _builtins.int
     PLATEAU_STATE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
@@ -432,6 +434,15 @@ class JobSpec(_message.Message):
     """Time limit in seconds. If no worker makes a step for this long, the coordinator fences the workers that the others
     wait for. The trainers of the fenced workers are then restarted. 0 means 20 times the longest of the latest steps,
     but at least 600 s. Ignored for asynchronous and session jobs.
+    """
+    replicas: _builtins.int
+    """The number of copies of each shard, on different servers: 1 or 2. 0 means 1. With 2, a server may be lost and the job
+    continues with every update that was acknowledged. Other values: INVALID_ARGUMENT, INVALID_JOB.
+    """
+    min_replicas: _builtins.int
+    """The number of copies with which the job may begin, from 1 to `replicas`; the others are made when servers join. 0
+    means `replicas`: the job waits for as many servers. A job that runs continues as long as there is one copy. Other
+    values: INVALID_ARGUMENT, INVALID_JOB.
     """
     @_builtins.property
     def consistency(self) -> Global___Consistency:
@@ -488,12 +499,14 @@ class JobSpec(_message.Message):
         checkpoints: Global___CheckpointPolicy | None = ...,
         restore: Global___CheckpointChoice | None = ...,
         evaluation: Global___EvaluationPolicy | None = ...,
+        replicas: _builtins.int = ...,
+        min_replicas: _builtins.int = ...,
         learning_rate_set: Global___Schedule | None = ...,
         plateau_state: Global___PlateauState | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "consistency", b"consistency", "evaluation", b"evaluation", "learning_rate_set", b"learning_rate_set", "optimizer", b"optimizer", "plateau_state", b"plateau_state", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoints", b"checkpoints", "consistency", b"consistency", "epochs", b"epochs", "evaluation", b"evaluation", "learning_rate_set", b"learning_rate_set", "max_steps", b"max_steps", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "no_overlap", b"no_overlap", "optimizer", b"optimizer", "plateau_state", b"plateau_state", "program", b"program", "range_size", b"range_size", "restore", b"restore", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "step_timeout_s", b"step_timeout_s", "wire_dtype", b"wire_dtype", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoints", b"checkpoints", "consistency", b"consistency", "epochs", b"epochs", "evaluation", b"evaluation", "learning_rate_set", b"learning_rate_set", "max_steps", b"max_steps", "max_workers", b"max_workers", "min_replicas", b"min_replicas", "min_workers", b"min_workers", "name", b"name", "no_overlap", b"no_overlap", "optimizer", b"optimizer", "plateau_state", b"plateau_state", "program", b"program", "range_size", b"range_size", "replicas", b"replicas", "restore", b"restore", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "step_timeout_s", b"step_timeout_s", "wire_dtype", b"wire_dtype", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

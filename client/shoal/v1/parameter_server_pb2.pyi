@@ -432,6 +432,8 @@ class LaneHello(_message.Message):
     client then sends no more chunks until the server sends GO (11, empty). If the server no longer wants the gradient,
     it sends END (9, empty) instead of GO. The client then sends END, and the server answers the push.
 
+    The kinds 12 to 16 are those of replicas; see replica.proto.
+
     If a call fails, the server answers with ERROR (8, ErrorDetail), and the lane stays open. An unexpected frame closes
     the lane.
     """
@@ -749,6 +751,177 @@ class CreateShardsReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateShardsReply: _TypeAlias = CreateShardsReply  # noqa: Y015
+
+@_typing.final
+class AddBackupRequest(_message.Message):
+    """Request of ParameterServer.AddBackup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    BACKUP_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    generation: _builtins.int
+    """The generation of the placement."""
+    group: _builtins.int
+    """Names the lock group in its job: the smallest index of its shards."""
+    term: _builtins.int
+    """The term of this primary: the number of the coordinator's decision about the copies of the group. It grows with each
+    decision.
+    """
+    @_builtins.property
+    def backup(self) -> Global___Peer:
+        """The server that gets the copy."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        group: _builtins.int = ...,
+        term: _builtins.int = ...,
+        backup: Global___Peer | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "generation", b"generation", "group", b"group", "job", b"job", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddBackupRequest: _TypeAlias = AddBackupRequest  # noqa: Y015
+
+@_typing.final
+class AddBackupReply(_message.Message):
+    """Reply of ParameterServer.AddBackup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    COPIED_BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    complete: _builtins.bool
+    """Whether the backup has everything. From then on, answers wait for it."""
+    copied_bytes: _builtins.int
+    """Bytes of values and slots that were copied, and that there are."""
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        complete: _builtins.bool = ...,
+        copied_bytes: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "complete", b"complete", "copied_bytes", b"copied_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddBackupReply: _TypeAlias = AddBackupReply  # noqa: Y015
+
+@_typing.final
+class DropBackupRequest(_message.Message):
+    """Request of ParameterServer.DropBackup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """The lock group and the term; see AddBackupRequest."""
+    generation: _builtins.int
+    group: _builtins.int
+    term: _builtins.int
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        group: _builtins.int = ...,
+        term: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "job", b"job", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropBackupRequest: _TypeAlias = DropBackupRequest  # noqa: Y015
+
+@_typing.final
+class DropBackupReply(_message.Message):
+    """Reply of ParameterServer.DropBackup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropBackupReply: _TypeAlias = DropBackupReply  # noqa: Y015
+
+@_typing.final
+class PromoteRequest(_message.Message):
+    """Request of ParameterServer.Promote."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """The lock group and the term; see AddBackupRequest."""
+    generation: _builtins.int
+    group: _builtins.int
+    term: _builtins.int
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        group: _builtins.int = ...,
+        term: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "job", b"job", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromoteRequest: _TypeAlias = PromoteRequest  # noqa: Y015
+
+@_typing.final
+class PromoteReply(_message.Message):
+    """Reply of ParameterServer.Promote."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """Updates that the group has applied."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromoteReply: _TypeAlias = PromoteReply  # noqa: Y015
 
 @_typing.final
 class SetRateRequest(_message.Message):

@@ -90,6 +90,21 @@ class ParameterServerStub:
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersReply.FromString,
                 _registered_method=True)
+        self.AddBackup = channel.unary_unary(
+                '/shoal.v1.ParameterServer/AddBackup',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.AddBackupRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.AddBackupReply.FromString,
+                _registered_method=True)
+        self.DropBackup = channel.unary_unary(
+                '/shoal.v1.ParameterServer/DropBackup',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.DropBackupRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.DropBackupReply.FromString,
+                _registered_method=True)
+        self.Promote = channel.unary_unary(
+                '/shoal.v1.ParameterServer/Promote',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.PromoteRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.PromoteReply.FromString,
+                _registered_method=True)
         self.SetRate = channel.unary_unary(
                 '/shoal.v1.ParameterServer/SetRate',
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.SetRateRequest.SerializeToString,
@@ -219,6 +234,32 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddBackup(self, request, context):
+        """Copies a lock group to another server, which then is its backup (replica.proto). Returns at once; the coordinator
+        repeats the call until the reply says that the backup has everything. If this server is not the primary of the
+        group, or knows a later term: ABORTED, MOVED. If the backup's server refuses, its error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropBackup(self, request, context):
+        """Continues without a backup: the coordinator has decided that this server has the only copy of the group. The answers
+        that wait for the backup are given. If this server is not the primary of the group, or knows a later term: ABORTED,
+        MOVED. A repetition has no effect.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Promote(self, request, context):
+        """Makes the backup of a lock group its primary. From now on it refuses the inputs of the old primary. It answers when
+        it has carried out all inputs that it has. If it has no complete copy: ABORTED, MOVED. A repetition has no effect.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetRate(self, request, context):
         """Sets the learning rate of a job's later updates on this server. A repetition has no effect.
         """
@@ -329,6 +370,21 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.ReleaseWorkers,
                     request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersReply.SerializeToString,
+            ),
+            'AddBackup': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddBackup,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.AddBackupRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.AddBackupReply.SerializeToString,
+            ),
+            'DropBackup': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropBackup,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.DropBackupRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.DropBackupReply.SerializeToString,
+            ),
+            'Promote': grpc.unary_unary_rpc_method_handler(
+                    servicer.Promote,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.PromoteRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.PromoteReply.SerializeToString,
             ),
             'SetRate': grpc.unary_unary_rpc_method_handler(
                     servicer.SetRate,
@@ -659,6 +715,87 @@ class ParameterServer:
             '/shoal.v1.ParameterServer/ReleaseWorkers',
             shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersRequest.SerializeToString,
             shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddBackup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.ParameterServer/AddBackup',
+            shoal_dot_v1_dot_parameter__server__pb2.AddBackupRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.AddBackupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropBackup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.ParameterServer/DropBackup',
+            shoal_dot_v1_dot_parameter__server__pb2.DropBackupRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.DropBackupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Promote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.ParameterServer/Promote',
+            shoal_dot_v1_dot_parameter__server__pb2.PromoteRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.PromoteReply.FromString,
             options,
             channel_credentials,
             insecure,

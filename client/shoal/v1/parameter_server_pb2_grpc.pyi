@@ -83,6 +83,20 @@ class ParameterServerStub:
     committed_steps - 1, another server has already committed it, so this server commits it too. Otherwise this server
     discards it.
     """
+    AddBackup: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.AddBackupRequest, _parameter_server_pb2.AddBackupReply]
+    """Copies a lock group to another server, which then is its backup (replica.proto). Returns at once; the coordinator
+    repeats the call until the reply says that the backup has everything. If this server is not the primary of the
+    group, or knows a later term: ABORTED, MOVED. If the backup's server refuses, its error.
+    """
+    DropBackup: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.DropBackupRequest, _parameter_server_pb2.DropBackupReply]
+    """Continues without a backup: the coordinator has decided that this server has the only copy of the group. The answers
+    that wait for the backup are given. If this server is not the primary of the group, or knows a later term: ABORTED,
+    MOVED. A repetition has no effect.
+    """
+    Promote: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.PromoteRequest, _parameter_server_pb2.PromoteReply]
+    """Makes the backup of a lock group its primary. From now on it refuses the inputs of the old primary. It answers when
+    it has carried out all inputs that it has. If it has no complete copy: ABORTED, MOVED. A repetition has no effect.
+    """
     SetRate: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SetRateRequest, _parameter_server_pb2.SetRateReply]
     """Sets the learning rate of a job's later updates on this server. A repetition has no effect."""
     HoldCommits: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldCommitsRequest, _parameter_server_pb2.HoldCommitsReply]
@@ -162,6 +176,20 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """Takes workers out of the job's barriers. A push of a worker may still be staged here (at most one). If its step is
     committed_steps - 1, another server has already committed it, so this server commits it too. Otherwise this server
     discards it.
+    """
+    AddBackup: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.AddBackupRequest, _parameter_server_pb2.AddBackupReply]  # type: ignore[assignment]
+    """Copies a lock group to another server, which then is its backup (replica.proto). Returns at once; the coordinator
+    repeats the call until the reply says that the backup has everything. If this server is not the primary of the
+    group, or knows a later term: ABORTED, MOVED. If the backup's server refuses, its error.
+    """
+    DropBackup: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.DropBackupRequest, _parameter_server_pb2.DropBackupReply]  # type: ignore[assignment]
+    """Continues without a backup: the coordinator has decided that this server has the only copy of the group. The answers
+    that wait for the backup are given. If this server is not the primary of the group, or knows a later term: ABORTED,
+    MOVED. A repetition has no effect.
+    """
+    Promote: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.PromoteRequest, _parameter_server_pb2.PromoteReply]  # type: ignore[assignment]
+    """Makes the backup of a lock group its primary. From now on it refuses the inputs of the old primary. It answers when
+    it has carried out all inputs that it has. If it has no complete copy: ABORTED, MOVED. A repetition has no effect.
     """
     SetRate: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SetRateRequest, _parameter_server_pb2.SetRateReply]  # type: ignore[assignment]
     """Sets the learning rate of a job's later updates on this server. A repetition has no effect."""
@@ -305,6 +333,38 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         """Takes workers out of the job's barriers. A push of a worker may still be staged here (at most one). If its step is
         committed_steps - 1, another server has already committed it, so this server commits it too. Otherwise this server
         discards it.
+        """
+
+    @_abc_1.abstractmethod
+    def AddBackup(
+        self,
+        request: _parameter_server_pb2.AddBackupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.AddBackupReply, _abc.Awaitable[_parameter_server_pb2.AddBackupReply]]:
+        """Copies a lock group to another server, which then is its backup (replica.proto). Returns at once; the coordinator
+        repeats the call until the reply says that the backup has everything. If this server is not the primary of the
+        group, or knows a later term: ABORTED, MOVED. If the backup's server refuses, its error.
+        """
+
+    @_abc_1.abstractmethod
+    def DropBackup(
+        self,
+        request: _parameter_server_pb2.DropBackupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.DropBackupReply, _abc.Awaitable[_parameter_server_pb2.DropBackupReply]]:
+        """Continues without a backup: the coordinator has decided that this server has the only copy of the group. The answers
+        that wait for the backup are given. If this server is not the primary of the group, or knows a later term: ABORTED,
+        MOVED. A repetition has no effect.
+        """
+
+    @_abc_1.abstractmethod
+    def Promote(
+        self,
+        request: _parameter_server_pb2.PromoteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.PromoteReply, _abc.Awaitable[_parameter_server_pb2.PromoteReply]]:
+        """Makes the backup of a lock group its primary. From now on it refuses the inputs of the old primary. It answers when
+        it has carried out all inputs that it has. If it has no complete copy: ABORTED, MOVED. A repetition has no effect.
         """
 
     @_abc_1.abstractmethod

@@ -349,10 +349,22 @@ class ShardPlacement(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    BACKUP_FIELD_NUMBER: _builtins.int
+    BACKUP_ADDRESS_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """Member id of the server that hosts the shard."""
     address: _builtins.str
     """host:port of that server."""
+    backup: _builtins.str
+    """Member id of the server with the backup of the shard's lock group, and its address. Not set while there is no
+    complete backup.
+    """
+    backup_address: _builtins.str
+    term: _builtins.int
+    """The number of the coordinator's latest decision about the copies of the shard's lock group. Two placements of one
+    generation differ only in servers, backups and terms.
+    """
     @_builtins.property
     def layout(self) -> Global___ShardLayout:
         """The layout of the shard."""
@@ -363,10 +375,13 @@ class ShardPlacement(_message.Message):
         layout: Global___ShardLayout | None = ...,
         server: _builtins.str = ...,
         address: _builtins.str = ...,
+        backup: _builtins.str = ...,
+        backup_address: _builtins.str = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "layout", b"layout", "server", b"server"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "backup", b"backup", "backup_address", b"backup_address", "layout", b"layout", "server", b"server", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
