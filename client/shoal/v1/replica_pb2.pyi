@@ -187,8 +187,8 @@ Global___Copied: _TypeAlias = Copied  # noqa: Y015
 
 @_typing.final
 class ReplicaInput(_message.Message):
-    """One input of a group's state machine. Tickets are numbers that the primary gives to calls that wait. A ticket is unique
-    among those that wait at the same time.
+    """One input of a group's state machine. Tickets are numbers from 1 that the primary gives to calls that may wait. It gives
+    no number twice.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -389,7 +389,9 @@ class ReplicaContribution(_message.Message):
     version: _builtins.int
     """The version of the shards at the worker's pull."""
     gradient: _builtins.int
-    """The number of its gradient. Not set if it has none, because its weight is 0."""
+    """The number of its gradient. Not set if it has none, because its weight is 0. A gradient that the primary has not
+    read, because the step had closed, has a number and no pieces.
+    """
     squares: _builtins.float
     """As in PushHeader."""
     rank: _builtins.int
@@ -726,6 +728,7 @@ class PermitState(_message.Message):
         TICKET_FIELD_NUMBER: _builtins.int
         STEP_FIELD_NUMBER: _builtins.int
         ticket: _builtins.int
+        """0 if its call has ended with an earlier primary."""
         step: _builtins.int
         """Only of a push that waits."""
         @_builtins.property
