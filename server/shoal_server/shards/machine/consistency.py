@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 from shoal import consistency
 from shoal._wire.limits import PERMIT_FREE_BYTES
+from shoal.v1 import replica_pb2 as pb
 from shoal_server.shards.machine.clocks import Clocks, WorkerClock
 from shoal_server.shards.machine.mode import NO_LIMIT, Apply, Contribution, Fold, Mode, PermitLimits, PushDecision
 
@@ -275,6 +276,34 @@ class SynchronousMode(Mode):
         self._outside[place] = worker
         self._told.add(place)
         return self._open_step + 1
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._held or self._folded or self._sealed)
+
+    def write_to(self, message: pb.GroupState) -> None:
+        state = message.synchronous
+        state.open_step, state.most_admitted = self._open_step, self._most_admitted
+        for place, worker in self._outside.items():
+            rank, incarnation = place
+            state.outside.add(
+                place=pb.Place(rank=rank, incarnation=incarnation), worker=worker, told=place in self._told
+            )
+        if self._reserved >= (0, 0):
+            rank, incarnation = self._reserved
+            state.reserved.CopyFrom(pb.Place(rank=rank, incarnation=incarnation))
+
+    def restore(self, message: pb.GroupState) -> None:
+        state = message.synchronous
+        self._open(state.open_step)
+        self._most_admitted = state.most_admitted
+        for it in state.outside:
+            place = it.place.rank, it.place.incarnation
+            self._outside[place] = it.worker
+            if it.told:
+                self._told.add(place)
+        if state.HasField("reserved"):
+            self._reserved = state.reserved.rank, state.reserved.incarnation
 
 
 def mode_for(spec: consistency.Consistency, *, shares_norms: bool = False) -> Mode:

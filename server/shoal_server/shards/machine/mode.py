@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal._wire import Cursor
 from shoal.optim import Schedule
+from shoal.v1 import replica_pb2 as pb
 from shoal_server.shards.machine.clocks import Clocks
 
 
@@ -240,3 +241,16 @@ class Mode(ABC):
         """
         del worker, place
         return self.entry_step(clocks, furthest)
+
+    # Copies of a lock group; see `shoal_server.shards.machine.group_record`.
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the open step has no contribution."""
+        return True
+
+    def write_to(self, message: pb.GroupState) -> None:  # noqa: B027 - most modes keep nothing
+        """Writes the state of an empty mode into a message."""
+
+    def restore(self, message: pb.GroupState) -> None:  # noqa: B027 - as above
+        """Restores the state that another mode of this kind has written. This one is new."""

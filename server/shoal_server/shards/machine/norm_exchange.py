@@ -9,6 +9,7 @@ from typing import Protocol
 
 from shoal import errors
 from shoal.status import UndeliveredNorm
+from shoal.v1 import replica_pb2 as pb
 from shoal_server.optimizers import norms
 from shoal_server.shards.machine.events import NormMeasured, NormReceived
 
@@ -103,6 +104,27 @@ class NormExchange:
         if self._own is None or self._others.keys() != self._peers:
             return None
         return norms.total([*self._own, *(square for squares in self._others.values() for square in squares)])
+
+    def write_to(self, message: pb.GroupState, step: int) -> None:
+        """Writes the norms of the open step into a message, at a moment at which this server has not measured its own.
+
+        Args:
+            message: the message.
+            step: the open step.
+        """
+        if step == self._step:
+            for server, squares in self._others.items():
+                message.norms.add(server=server, step=step, squares=squares)
+
+    def restore(self, message: pb.GroupState, step: int) -> None:
+        """Restores the norms that another object has written.
+
+        Args:
+            message: the message.
+            step: the open step.
+        """
+        self._step, self._own = step, None
+        self._others = {norm.server: tuple(norm.squares) for norm in message.norms}
 
     def _check(self, event: NormReceived, step: int) -> None:
         if event.server not in self._peers:

@@ -7,10 +7,11 @@ next rank. Pure: no values, locks or clocks.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from shoal import errors
+from shoal.v1 import replica_pb2 as pb
 from shoal_server.shards.machine.clocks import Clocks
 from shoal_server.shards.machine.events import GrantPermit, LockGroupEffect, RefusePermit
 from shoal_server.shards.machine.mode import Mode
@@ -36,7 +37,7 @@ class Permits:
         # Pushes without a permit: ticket and step. All are of the open step.
         self._waiting: dict[_Place, tuple[Any, int]] = {}
         self._order: list[_Place] = []  # heap of at least the keys of _waiting
-        # Pushes with a permit that are not committed: the ticket of the newest call.
+        # Pushes with a permit that are not committed: the ticket of the newest call; None if it called another server.
         self._granted: dict[_Place, Any] = {}
         # Numbers of all contributions that were released for folding, and of those that are folded.
         self._released = self._folded = 0
@@ -64,6 +65,8 @@ class Permits:
         """
         if not self._mode.wants(place, step):
             return [GrantPermit(ticket, wanted=False)]
+        if self.limits is None:
+            return [GrantPermit(ticket, wanted=True)]
         if place in self._granted:  # repeated: the earlier call is broken, or the worker replaces what it has staged
             self._granted[place] = ticket
             return [GrantPermit(ticket, wanted=True)]
@@ -82,12 +85,12 @@ class Permits:
             staged: whether the worker has a staged gradient, which keeps its permit.
         """
         for place, (waits, _) in self._waiting.items():
-            if waits is ticket:
+            if waits == ticket:
                 del self._waiting[place]
                 self._mode.reopen(self._clocks, place)
                 return
         for place, granted in self._granted.items():
-            if granted is ticket:
+            if granted == ticket:
                 if not staged:
                     del self._granted[place]
                     self._mode.reopen(self._clocks, place)
@@ -124,6 +127,34 @@ class Permits:
         tickets = [ticket for ticket, _ in self._waiting.values()]
         self._waiting, self._order = {}, []
         return tickets
+
+    def forget_callers(self) -> None:
+        """Drops the pushes that wait, and forgets the calls of those with a permit: they called another server."""
+        waiting = list(self._waiting)
+        self.clear()
+        for place in waiting:
+            self._mode.reopen(self._clocks, place)
+        self._granted = dict.fromkeys(self._granted)
+
+    def write_to(self, message: pb.PermitState, ticket_of: Callable[[Any], int]) -> None:
+        """Writes the permits into an empty message, for a copy.
+
+        Args:
+            message: the message.
+            ticket_of: returns the number of a ticket, from 1.
+        """
+        message.released, message.folded = self._released, self._folded
+        for place, (ticket, step) in self._waiting.items():
+            message.waiting.add(place=_message_of(place), ticket=ticket_of(ticket), step=step)
+        for place, ticket in self._granted.items():
+            message.granted.add(place=_message_of(place), ticket=0 if ticket is None else ticket_of(ticket))
+
+    def restore(self, message: pb.PermitState) -> None:
+        """Restores the permits that another object has written. Tickets are then numbers."""
+        self._released, self._folded = message.released, message.folded
+        self._waiting = {_place_of(push.place): (push.ticket, push.step) for push in message.waiting}
+        self._order = sorted(self._waiting)
+        self._granted = {_place_of(push.place): push.ticket or None for push in message.granted}
 
     @property
     def announced(self) -> set[_Place]:
@@ -173,6 +204,14 @@ class Permits:
         assert self.in_use <= max(self.limits.workers, self.limits.permits), "more gradients than permits"
         first = self._mode.first(self._clocks)
         assert first not in self._waiting or self._released > self._folded, "the first worker waits"
+
+
+def _message_of(place: _Place) -> pb.Place:
+    return pb.Place(rank=place[0], incarnation=place[1])
+
+
+def _place_of(message: pb.Place) -> _Place:
+    return message.rank, message.incarnation
 
 
 __all__ = ["Permits"]

@@ -123,15 +123,12 @@ class Pulls:
         return len(self._of_workers) + len(self.readers)
 
     def read(self, ticket: Any, step: int) -> list[LockGroupEffect]:
-        """Answers the pull of a reader, or lets it wait.
-
-        Raises:
-            Overloaded: too many pulls wait.
-        """
+        """Answers the pull of a reader, lets it wait, or refuses it if too many pulls wait."""
         if not self._mode.awaits_norm:
             return [AnswerPulls((ticket,), step)]
-        self._check_room()  # the answers to all pushes of the step are given, so readers get its update
-        self.readers[ticket] = step
+        if refused := self._refused(ticket):
+            return [refused]
+        self.readers[ticket] = step  # the answers to all pushes of the step are given, so readers get its update
         return []
 
     def check_ahead(self, ahead: int) -> None:
@@ -144,15 +141,12 @@ class Pulls:
             raise errors.BadRequest(f"{self._name}: a pull is {ahead} steps ahead; the maximum is {MAX_AHEAD}")
 
     def request(self, event: PullRequested) -> list[LockGroupEffect]:
-        """Answers the pull of an admitted worker, or lets it wait.
-
-        Raises:
-            Overloaded: too many pulls wait.
-        """
+        """Answers the pull of an admitted worker, lets it wait, or refuses it if too many pulls wait."""
         step = event.step + event.ahead
         if self._mode.may_pull(step, self._clocks):
             return [self._admit(step, {event.ticket: WaitingPull(event.worker, step)})]
-        self._check_room()
+        if refused := self._refused(event.ticket):
+            return [refused]
         self._of_workers.add(event.ticket, event.worker, step)
         return []
 
@@ -197,6 +191,9 @@ class Pulls:
         self._on_admission((pull.worker for pull in pulls.values()), step)
         return AnswerPulls(tuple(pulls), self._mode.next_step(step))
 
-    def _check_room(self) -> None:
-        if (waiting := len(self)) >= MAX_WAITING_PULLS:
-            raise catalogue.MAX_WAITING_PULLS.refusal(f"{self._name}: {waiting} pulls wait", "try again later")
+    def _refused(self, ticket: Any) -> RefusePull | None:
+        # An effect, not an error, because the pull may have finished steps, and their updates must be applied.
+        if (waiting := len(self)) < MAX_WAITING_PULLS:
+            return None
+        problem = f"{self._name}: {waiting} pulls wait"
+        return RefusePull(ticket, catalogue.MAX_WAITING_PULLS.refusal(problem, "try again later"))

@@ -5,67 +5,31 @@ It also answers repeated requests as it answered the first ones. It is pure: no 
 opaque payloads.
 """
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
 from shoal import errors
-from shoal.optim import Schedule
 from shoal_server.shards.machine import events
-from shoal_server.shards.machine.clocks import Clocks, WorkerClock, check_step
+from shoal_server.shards.machine.clocks import WorkerClock, check_step
 from shoal_server.shards.machine.events import LockGroupEffect
-from shoal_server.shards.machine.mode import Apply, Contribution, Fold, Mode
-from shoal_server.shards.machine.norm_exchange import NormExchange
-from shoal_server.shards.machine.permits import Permits
-from shoal_server.shards.machine.pulls import Pulls
-from shoal_server.shards.machine.worker_records import Answers, AppliedPushes, Fences
+from shoal_server.shards.machine.group_record import GroupRecord
+from shoal_server.shards.machine.mode import Apply, Contribution, Fold
 
 
-@dataclass
-class GroupState:
+class GroupState(GroupRecord):
     """The state machine of one lock group.
 
-    Args:
-        name: name for messages: that of the job.
-        mode: enforces the job's consistency mode.
-        on_admission: called with each pull and push that is let through, by tests.
-        peers: member ids of the other servers of the job, if an update needs the norm of its whole gradient.
+    Args and attributes: see `GroupRecord`.
     """
 
-    name: str
-    mode: Mode
-    version: int = 0  # updates applied; never falls
-    clocks: Clocks = field(default_factory=Clocks)  # admitted workers; fenced ones stay until released
-    furthest: int = 0  # largest number of steps that any worker has finished; no clock exceeds it
-    on_admission: Callable[[events.Admission], object] | None = None
-    peers: Collection[str] = ()
-    _used: bool = False  # whether a pull or push of a worker was let through
-    _staged: dict[str, Contribution] = field(default_factory=dict)  # at most one per worker, not yet committed
-    applied: AppliedPushes = field(default_factory=AppliedPushes)  # of admitted workers
-    _cut_waits: bool = False  # whether a cut waits for a norm
-    _learning_rate: Schedule | None = None  # for later updates; None means that of the optimizer
-    permits: Permits = field(init=False)
-    _pulls: Pulls = field(init=False)
-    _fences: Fences = field(init=False)
-    _answers: Answers = field(init=False)  # to admitted workers only
-    _norms: NormExchange = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.permits = Permits(self.mode, self.clocks)
-        self._pulls = Pulls(self.name, self.mode, self.clocks, partial(self._record, "pull"))
-        self._fences, self._answers = Fences(self.name), Answers(self.name)
-        self._norms = NormExchange(self.name, self.peers)
-
     def handle(self, event: events.LockGroupEvent) -> list[LockGroupEffect]:
-        """Handles one event and returns the effects.
+        """Handles one event and returns the effects. An event that raises an error changes nothing.
 
         Raises:
             Fenced: the event comes from a worker or an incarnation that is not admitted.
             NotStaged: a commit without a staged push.
             BadRequest: a push of a step that was answered long ago, or that the mode does not let the worker begin; or
                 values assigned after training has begun.
-            Overloaded: too many pulls wait.
         """
         effects = self._handle(event)
         if self.permits.waiting:
@@ -104,59 +68,6 @@ class GroupState:
             case events.LearningRateSet():
                 self._learning_rate = event.learning_rate
                 return []
-
-    def answer_to(self, worker: str, incarnation: int, step: int) -> events.AnswerPush | None:
-        """Returns the answer to a push with this stamp if it was committed; otherwise None.
-
-        Args:
-            worker: name of the worker.
-            incarnation: its incarnation.
-            step: step of the push.
-
-        Raises:
-            Fenced: the worker or its incarnation is not admitted.
-            BadRequest: the step is out of range, or older than the last answered one.
-        """
-        clock = self._admitted(worker, incarnation)
-        check_step(self.name, step, self.furthest)
-        return self._answers.to(worker, step, clock.steps)
-
-    @property
-    def begun(self) -> bool:
-        """Whether workers are admitted, or the values are no longer the initial ones."""
-        return bool(self.clocks or self._used or self.version or self.furthest)
-
-    def progress(self) -> dict[str, events.WorkerProgress]:
-        """Returns each admitted worker's progress on this shard."""
-        return {
-            worker: events.WorkerProgress(clock.incarnation, self._answers.committed(worker), clock.steps)
-            for worker, clock in self.clocks.items()
-        }
-
-    def abandon_all(self) -> list[Any]:
-        """Removes all waiting pulls and pushes, and returns their tickets."""
-        return [*self._pulls.clear(), *self.permits.clear()]
-
-    @property
-    def waiting(self) -> int:
-        """Number of waiting pulls."""
-        return len(self._pulls)
-
-    @property
-    def staged(self) -> int:
-        """Number of pushes that are not committed yet."""
-        return len(self._staged)
-
-    def validate(self) -> None:
-        """Raises AssertionError if an invariant is broken. Tests call it after every event."""
-        assert all(clock.steps <= self.furthest for clock in self.clocks.values())
-        assert self._staged.keys() <= self.clocks.keys()
-        assert self._answers.workers <= self.clocks.keys()
-        assert len({clock.rank for clock in self.clocks.values()}) == len(self.clocks)
-        self._pulls.validate()
-        assert self.applied.workers == self.clocks.keys()
-        assert self.mode.awaits_norm or not self._cut_waits
-        self.permits.validate()
 
     def _worker_admitted(self, event: events.WorkerAdmitted) -> list[LockGroupEffect]:
         clock = self.clocks.get(event.worker)
@@ -207,6 +118,8 @@ class GroupState:
         self._pulls.check_ahead(event.ahead)
         clock = self._admitted(event.worker, event.incarnation)
         check_step(self.name, event.step, self.furthest)
+        self._used = True
+        # No error from here on: the updates of the earlier steps must be applied.
         return [*self._finish_earlier_steps(clock, event.step), *self._pulls.request(event)]
 
     def _permits_changed(
@@ -359,16 +272,3 @@ class GroupState:
         for apply in applies:
             self.applied.applied(apply.contributions)
         return [replace(it, learning_rate=self._learning_rate) for it in applies] if self._learning_rate else [*applies]
-
-    def _record(self, kind: Literal["pull", "push"], workers: Iterable[str], step: int) -> None:
-        self._used = True
-        if self.on_admission:
-            slowest = self.clocks.slowest(step)
-            for worker in workers:
-                self.on_admission(events.Admission(kind, worker, step, slowest, self.version))
-
-    def _admitted(self, worker: str, incarnation: int) -> WorkerClock:
-        clock = self.clocks.get(worker)
-        if not clock or clock.incarnation != incarnation or self._fences.has(worker, incarnation):
-            raise self._fences.error(worker, incarnation)
-        return clock

@@ -4,15 +4,27 @@ They are the incarnations that are fenced, the answers to the last pushes, and t
 """
 
 from collections import deque
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from itertools import repeat
+from typing import Literal
 
 from shoal import errors
 from shoal._wire import Cursor, PushCounts
 from shoal._wire.limits import MAX_STEP
+from shoal.v1 import parameter_server_pb2 as server_pb
+from shoal.v1 import replica_pb2 as pb
 from shoal_server.shards.machine.events import AnsweredPush, AnswerPush
 from shoal_server.shards.machine.mode import Contribution
+
+_Outcome = Literal["staged", "accepted", "dropped_late", "skipped"]
+_OUTCOMES: Mapping[_Outcome, server_pb.PushOutcome.ValueType] = {
+    "staged": server_pb.STAGED,
+    "accepted": server_pb.ACCEPTED,
+    "dropped_late": server_pb.DROPPED_LATE,
+    "skipped": server_pb.SKIPPED,
+}
+_NAMES = {outcome: name for name, outcome in _OUTCOMES.items()}
 
 # Fenced workers that a group remembers, so that a delayed admission is refused.
 FENCED_WORKERS = 4_096
@@ -38,6 +50,15 @@ class Fences:
     def has(self, worker: str, incarnation: int) -> bool:
         """Returns whether an incarnation is fenced."""
         return incarnation <= self._newest.get(worker, 0)
+
+    def write_to(self, message: pb.GroupState) -> None:
+        """Writes the fences into a message, for a copy."""
+        for worker, incarnation in self._newest.items():
+            message.fences.add(worker=worker, incarnation=incarnation)
+
+    def restore(self, message: pb.GroupState) -> None:
+        """Restores the fences that another object has written."""
+        self._newest = {fence.worker: fence.incarnation for fence in message.fences}
 
     def error(self, worker: str, incarnation: int) -> errors.Fenced:
         """Returns the error for an incarnation that is not admitted."""
@@ -102,6 +123,38 @@ class Answers:
             )
         return None
 
+    def write_to(self, message: pb.WorkerState) -> None:
+        """Writes the answer to the worker that a message names, for a copy."""
+        answered = self._last.get(message.worker)
+        if answered:
+            it = answered.answer
+            message.answer.CopyFrom(
+                pb.AnsweredPushState(
+                    step=answered.step,
+                    outcome=_OUTCOMES[it.outcome],
+                    staleness=it.staleness,
+                    next_step=it.step,
+                    version=it.version,
+                )
+            )
+
+    def restore(self, message: pb.WorkerState) -> None:
+        """Restores the answer to a worker that another object has written.
+
+        Raises:
+            BadRequest: the answer has no outcome that this server knows.
+        """
+        if not message.HasField("answer"):
+            return
+        it = message.answer
+        outcome = _NAMES.get(it.outcome)
+        if not outcome:
+            raise errors.BadRequest(
+                f"{self._name}: a copy has the unknown outcome {it.outcome} of a push of {message.worker}; run one "
+                "version of Shoal on all servers"
+            )
+        self.remember(message.worker, it.step, AnswerPush(outcome, it.staleness, it.next_step, it.version))
+
     @property
     def workers(self) -> set[str]:
         """Names of the workers."""
@@ -161,6 +214,20 @@ class AppliedPushes:
         if applied:
             samples = counts.samples + round(min(contribution.weight, MAX_STEP))
             self._counts[worker] = PushCounts(counts.incarnation, counts.pushes + 1, min(samples, MAX_STEP - 1))
+
+    def write_to(self, message: pb.WorkerState) -> None:
+        """Writes the pushes of the worker that a message names, for a copy. No contribution may be queued."""
+        assert not self._queued, "count them first"
+        counts, cursor = self._counts[message.worker], self._cursors.get(message.worker)
+        message.pushes, message.samples = counts.pushes, counts.samples
+        if cursor:
+            message.cursor.CopyFrom(cursor.to_proto())
+
+    def restore(self, message: pb.WorkerState) -> None:
+        """Restores the pushes of a worker that another object has written."""
+        self._counts[message.worker] = PushCounts(message.incarnation, message.pushes, message.samples)
+        if message.HasField("cursor"):
+            self._cursors[message.worker] = Cursor.from_proto(message.cursor)
 
     @property
     def counts(self) -> dict[str, PushCounts]:
