@@ -12,7 +12,7 @@ from shoal import errors
 from shoal._status.data import DataAccount, DataCount, HeldRange
 from shoal._status.groups import GroupStatus, RankStatus
 from shoal._status.job_members import JobMember
-from shoal._status.members import ClusterStatus, MemberStatus, Role, ServerLoad, UndeliveredNorm
+from shoal._status.members import BrokenReplica, ClusterStatus, MemberStatus, Role, ServerLoad, UndeliveredNorm
 from shoal._status.placement import PlacedRows
 from shoal._status.rank_times import GroupTimings, RankTimes, StragglerRank
 from shoal._status.restart_points import RestartPoint
@@ -302,6 +302,7 @@ class JobStatus:
 
 
 __all__ = [
+    "BrokenReplica",
     "ClusterStatus",
     "Comparison",
     "DataAccount",

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from shoal import errors
 from shoal._limits import catalogue, refusals
 from shoal._system import memory_limit
-from shoal.status import ServerLoad, UndeliveredNorm
+from shoal.status import BrokenReplica, ServerLoad, UndeliveredNorm
 from shoal_server.pools import CallPool
 from shoal_server.shards import AnswerPush, ShardStore
 
@@ -212,14 +212,20 @@ class ServerMetrics:
         if answer.outcome == "accepted":
             self._pushes.staleness.observe(answer.staleness)
 
-    def load(self, waiting_pulls: int, undelivered_norms: Sequence[UndeliveredNorm] = ()) -> ServerLoad:
-        """Returns the server's load for its heartbeats, with the first ones of these norms."""
+    def load(
+        self,
+        waiting_pulls: int,
+        undelivered_norms: Sequence[UndeliveredNorm] = (),
+        broken_replicas: Sequence[BrokenReplica] = (),
+    ) -> ServerLoad:
+        """Returns the server's load for its heartbeats, with the first ones of these norms and replicas."""
         return ServerLoad(
             updates=_sum(self._updates),
             received_bytes=_sum(self._transports.received),
             sent_bytes=_sum(self._transports.sent),
             waiting_pulls=waiting_pulls,
             undelivered_norms=tuple(undelivered_norms[: catalogue.UNDELIVERED_NORMS.default]),
+            broken_replicas=tuple(broken_replicas[: catalogue.BROKEN_REPLICAS.default]),
         )
 
     def applied(self, seconds: float) -> None:

@@ -6,16 +6,16 @@ A lock group needs them to close a step (docs/decisions/0063). The calls are rep
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import structlog
 
 from shoal import _rpc, errors
-from shoal._security import CHECK_EVERY_S, AccessRole, Credentials
+from shoal._security import CHECK_EVERY_S, AccessRole
 from shoal._wire import shortened, without_controls
 from shoal.status import UndeliveredNorm
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
+from shoal_server.calling_server import CallingServer
 from shoal_server.shards import JobShardConfig, Peer
 
 _log = structlog.get_logger(__name__)
@@ -30,21 +30,6 @@ _AGAIN_S = 1.0
 _QUIET_ATTEMPTS = 5
 # Seconds after which the coordinator is told of a norm that another server has not taken.
 REPORT_AFTER_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class CallingServer:
-    """What this server is in its calls to other servers.
-
-    Attributes:
-        server: its member id.
-        incarnation: its incarnation.
-        credentials: what it presents.
-    """
-
-    server: str
-    incarnation: int
-    credentials: Credentials
 
 
 class NormSender:
@@ -214,4 +199,4 @@ class _Peers:
         return failed
 
 
-__all__ = ["IDLE_S", "CallingServer", "NormSender"]
+__all__ = ["IDLE_S", "NormSender"]

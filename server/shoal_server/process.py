@@ -16,12 +16,14 @@ from shoal._system import memory_limit, open_files_warning
 from shoal._transport import remove_stale
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2
+from shoal_server.calling_server import CallingServer
 from shoal_server.checkpoints import CheckpointWriter
 from shoal_server.draining import wait_until_drained
 from shoal_server.metrics import ServerMetrics
-from shoal_server.norm_sender import CallingServer, NormSender
+from shoal_server.norm_sender import NormSender
 from shoal_server.optimizers import compilation, kernels
 from shoal_server.pools import call_pools
+from shoal_server.replication import Backups, Copies
 from shoal_server.serving import (
     SERVICE,
     DataService,
@@ -30,7 +32,7 @@ from shoal_server.serving import (
     ParameterServerServicer,
     add_to_server,
 )
-from shoal_server.shards import JobShardConfig, ShardStore
+from shoal_server.shards import ShardStore
 
 _log = structlog.get_logger(__name__)
 
@@ -86,14 +88,16 @@ class Server:
         self.store = ShardStore(
             metrics.applied,
             most_bytes,
-            lambda job: NormSender(job, lambda: self._identity(job)),
+            lambda job: NormSender(job, lambda: self._identity(job.name)),
             config.max_reader_bytes or memory_limit() * _READER_PERCENT // 100,
         )
         self._pools = call_pools(config.rpc_threads)
         if abandoned := remove_stale():
             _log.info("removed shared memory of dead processes", segments=len(abandoned))
         self.authorizer = Authorizer(server=config.name)  # refuses all calls until the server is registered
-        self._service = DataService(self.store, metrics, self.authorizer)
+        backups = Backups(self.store, self.authorizer, self._on_broken_copy)
+        self._service = DataService(self.store, metrics, self.authorizer, backups)
+        self._copies = Copies(self.store, self._identity, self._on_broken_copy)
         self._endpoints = EndpointGroup(self._service, self._endpoint_config(config))
         with ExitStack() as undo:
             undo.callback(self._endpoints.stop)
@@ -136,6 +140,7 @@ class Server:
             self.store,
             self._endpoints,
             service=self._service,
+            copies=self._copies,
             threads=self._pools,
             writer=self._writer,
         )
@@ -163,7 +168,7 @@ class Server:
             self._membership,
             stop_now,
             self._leave_grace_s,
-            hosted=lambda: [group.config.name for group in self.store.groups()],
+            hosted=lambda: [group.config.name for group in self.store.groups() if not group.follows],
         )
 
     def stop(self) -> None:
@@ -186,10 +191,10 @@ class Server:
             authorizer=self.authorizer,
         )
 
-    def _identity(self, job: JobShardConfig) -> CallingServer:
+    def _identity(self, job: str) -> CallingServer:
         """Returns who this server is in its calls to the other servers of a job."""
         member = self._membership
-        return CallingServer(member.member, member.incarnation, member.credentials_in(job.name))
+        return CallingServer(member.member, member.incarnation, member.credentials_in(job))
 
     def _load(self) -> tuple[int, int, ServerLoad]:
         # Each heartbeat calls this function, so periodic clean-up happens here.
@@ -198,18 +203,24 @@ class Server:
         self._service.end_refused()
         self._endpoints.end_refused()
         remove_stale()  # removes the names left by clients that were killed before the handshake
-        load = self._metrics.load(self.store.queues()[0], self.store.undelivered_norms())
+        store = self.store
+        load = self._metrics.load(store.queues()[0], store.undelivered_norms(), store.broken_replicas())
         return *self.store.load(), load
+
+    def _on_broken_copy(self) -> None:
+        self._membership.heartbeat_now()  # the coordinator decides, and answers wait for that
 
     def _on_end_of_life(self) -> None:
         # The coordinator has declared this incarnation lost, so its jobs have already lost these shards.
         shards, held = self.store.load()
         _log.warning("dropping the shards of an ended incarnation", shards=shards, bytes=held)
+        self._copies.close()
         self.store.clear()
         self._writer.clear()
 
     def _close(self) -> None:
         self._coordinator.close()
+        self._copies.close()
         self.store.clear()  # also ends the waiting pulls
         self._endpoints.stop()
         self._rpc.stop()

@@ -91,6 +91,13 @@ PAGE_SIZE = _add("PAGE_SIZE", 1_000, "items", "one page of a list", roles=_COORD
 UNDELIVERED_NORMS = _add(
     "UNDELIVERED_NORMS", 32, "norms", "the undelivered norms in one heartbeat of a server", roles=_COORDINATOR
 )
+BROKEN_REPLICAS = _add(
+    "BROKEN_REPLICAS",
+    256,
+    "lock groups",
+    "the broken connections between replicas in one heartbeat of a server",
+    roles=_COORDINATOR,
+)
 CALL_WORKERS = _add("CALL_WORKERS", 1_024, "workers", "one call of the coordinator to a server", roles=_SERVER)
 
 _add = _group("Reports of workers")

@@ -34,6 +34,27 @@ class UndeliveredNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokenReplica:
+    """A lock group whose connection between its primary and its backup broke.
+
+    Attributes:
+        job: name of the job.
+        generation: generation of its placement.
+        group: names the lock group: the smallest index of its shards.
+        term: the term of the primary.
+        primary: whether the server that reports this is the primary; if not, it has the backup.
+        reason: why the connection broke.
+    """
+
+    job: str
+    generation: int
+    group: int
+    term: int
+    primary: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServerLoad:
     """The load of a server. The counters start at 0 with the process. For a rate, take the difference of two loads.
 
@@ -43,6 +64,7 @@ class ServerLoad:
         sent_bytes: bytes of values sent.
         waiting_pulls: pulls that currently wait for their consistency mode.
         undelivered_norms: norms of steps that could not be sent to other servers for some seconds.
+        broken_replicas: lock groups whose other copy the server does not reach any more.
     """
 
     updates: int = 0
@@ -50,6 +72,7 @@ class ServerLoad:
     sent_bytes: int = 0
     waiting_pulls: int = 0
     undelivered_norms: tuple[UndeliveredNorm, ...] = ()
+    broken_replicas: tuple[BrokenReplica, ...] = ()
 
     def to_proto(self) -> coordinator_pb2.ServerLoad:
         """Returns the message that carries the load."""
@@ -64,6 +87,17 @@ class ServerLoad:
                 )
                 for it in self.undelivered_norms
             ],
+            broken_replicas=[
+                coordinator_pb2.BrokenReplica(
+                    job=it.job,
+                    generation=it.generation,
+                    group=it.group,
+                    term=it.term,
+                    primary=it.primary,
+                    reason=it.reason,
+                )
+                for it in self.broken_replicas
+            ],
         )
 
     @classmethod
@@ -72,7 +106,11 @@ class ServerLoad:
         norms = tuple(
             UndeliveredNorm(it.job, it.generation, it.server, it.seconds, it.reason) for it in message.undelivered_norms
         )
-        return cls(message.updates, message.received_bytes, message.sent_bytes, message.waiting_pulls, norms)
+        broken = tuple(
+            BrokenReplica(it.job, it.generation, it.group, it.term, it.primary, it.reason)
+            for it in message.broken_replicas
+        )
+        return cls(message.updates, message.received_bytes, message.sent_bytes, message.waiting_pulls, norms, broken)
 
 
 @dataclass(frozen=True, slots=True)

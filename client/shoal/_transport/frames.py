@@ -6,7 +6,7 @@ from shoal._transport.connection import Frames
 
 
 class Frame(enum.IntEnum):
-    """Kind of a frame; see the comment of `LaneHello` in `parameter_server.proto`."""
+    """Kind of a frame; see the comment of `LaneHello` in `parameter_server.proto`, from 12 on in `replica.proto`."""
 
     HELLO = 1
     WELCOME = 2
@@ -19,8 +19,15 @@ class Frame(enum.IntEnum):
     END = 9
     WAIT = 10
     GO = 11
+    # Between a primary and its backup; see `replica.proto`.
+    REPLICA = 12
+    STATE = 13
+    SLOTS = 14
+    GRADIENT = 15
+    INPUTS = 16
+    COPIED = 17
 
 
-PARAMETER_SERVER = Frames(Frame, streamed=(Frame.VALUES, Frame.PUSH))
+PARAMETER_SERVER = Frames(Frame, streamed=(Frame.VALUES, Frame.PUSH, Frame.SLOTS, Frame.GRADIENT))
 
 __all__ = ["PARAMETER_SERVER", "Frame"]

@@ -432,7 +432,7 @@ class LaneHello(_message.Message):
     client then sends no more chunks until the server sends GO (11, empty). If the server no longer wants the gradient,
     it sends END (9, empty) instead of GO. The client then sends END, and the server answers the push.
 
-    The kinds 12 to 16 are those of replicas; see replica.proto.
+    The kinds 12 to 17 are those of replicas; see replica.proto.
 
     If a call fails, the server answers with ERROR (8, ErrorDetail), and the lane stays open. An unexpected frame closes
     the lane.

@@ -26,7 +26,7 @@ from shoal.v1 import job_pb2 as shoal_dot_v1_dot_job__pb2
 from shoal.v1 import parameter_server_pb2 as shoal_dot_v1_dot_parameter__server__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16shoal/v1/replica.proto\x12\x08shoal.v1\x1a\x12shoal/v1/job.proto\x1a\x1fshoal/v1/parameter_server.proto\"\xcb\x02\n\x0cReplicaHello\x12\x33\n\tdirection\x18\x01 \x01(\x0e\x32 .shoal.v1.ReplicaHello.Direction\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\r\n\x05group\x18\x04 \x01(\r\x12\x0c\n\x04term\x18\x05 \x01(\x04\x12\x0e\n\x06server\x18\x06 \x01(\t\x12\x13\n\x0bincarnation\x18\x07 \x01(\x04\x12-\n\x06\x63onfig\x18\x08 \x01(\x0b\x32\x1d.shoal.v1.CreateShardsRequest\x12#\n\x05state\x18\t \x01(\x0b\x32\x14.shoal.v1.GroupState\x12\x0f\n\x07kernels\x18\n \x01(\t\">\n\tDirection\x12\x19\n\x15\x44IRECTION_UNSPECIFIED\x10\x00\x12\n\n\x06INPUTS\x10\x01\x12\n\n\x06\x43OPIES\x10\x02\"I\n\nArrayPiece\x12\x10\n\x08gradient\x18\x01 \x01(\x04\x12\x0c\n\x04slab\x18\x02 \x01(\r\x12\x0c\n\x04slot\x18\x03 \x01(\t\x12\r\n\x05start\x18\x04 \x01(\x04\"\x18\n\x06\x43opied\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\xb7\x05\n\x0cReplicaInput\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x08\x61\x64mitted\x18\x02 \x01(\x0b\x32\x19.shoal.v1.WorkerAdmissionH\x00\x12\'\n\x06\x66\x65nced\x18\x03 \x01(\x0b\x32\x15.shoal.v1.WorkerFenceH\x00\x12+\n\x08released\x18\x04 \x01(\x0b\x32\x17.shoal.v1.WorkerReleaseH\x00\x12#\n\x04pull\x18\x05 \x01(\x0b\x32\x13.shoal.v1.PullInputH\x00\x12\x18\n\x0epull_abandoned\x18\x06 \x01(\x04H\x00\x12\x30\n\x0bpush_opened\x18\x07 \x01(\x0b\x32\x19.shoal.v1.PushOpenedInputH\x00\x12\x36\n\x0epush_withdrawn\x18\x08 \x01(\x0b\x32\x1c.shoal.v1.PushWithdrawnInputH\x00\x12/\n\x06staged\x18\t \x01(\x0b\x32\x1d.shoal.v1.ReplicaContributionH\x00\x12*\n\tcommitted\x18\n \x01(\x0b\x32\x15.shoal.v1.CommitInputH\x00\x12\x10\n\x06\x66olded\x18\x0b \x01(\x04H\x00\x12.\n\nfolds_done\x18\x0c \x01(\x0b\x32\x18.shoal.v1.FoldsDoneInputH\x00\x12,\n\rnorm_measured\x18\r \x01(\x0b\x32\x13.shoal.v1.NormInputH\x00\x12,\n\rnorm_received\x18\x0e \x01(\x0b\x32\x13.shoal.v1.NormInputH\x00\x12!\n\x03\x63ut\x18\x0f \x01(\x0b\x32\x12.shoal.v1.CutInputH\x00\x12+\n\rlearning_rate\x18\x10 \x01(\x0b\x32\x12.shoal.v1.ScheduleH\x00\x12\x15\n\x0bvalues_hash\x18\x11 \x01(\x0cH\x00\x42\x07\n\x05input\"]\n\tPullInput\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\r\n\x05\x61head\x18\x05 \x01(\r\"T\n\x0fPushOpenedInput\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\"4\n\x12PushWithdrawnInput\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\t\"\xe3\x01\n\x13ReplicaContribution\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06weight\x18\x04 \x01(\x01\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\x15\n\x08gradient\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12$\n\x06\x63ursor\x18\x07 \x01(\x0b\x32\x14.shoal.v1.DataCursor\x12\x14\n\x07squares\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12\x0c\n\x04rank\x18\t \x01(\rB\x0b\n\t_gradientB\n\n\x08_squares\"P\n\x0b\x43ommitInput\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06\x64\x65\x66\x65rs\x18\x04 \x01(\x08\"\x10\n\x0e\x46oldsDoneInput\":\n\tNormInput\x12\x0e\n\x06server\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07squares\x18\x03 \x03(\x01\"5\n\x08\x43utInput\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.shoal.v1.WorkerProgress\"\xe3\x02\n\nGroupState\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08\x66urthest\x18\x02 \x01(\x04\x12\x0c\n\x04used\x18\x03 \x01(\x08\x12&\n\x07workers\x18\x04 \x03(\x0b\x32\x15.shoal.v1.WorkerState\x12%\n\x06\x66\x65nces\x18\x05 \x03(\x0b\x32\x15.shoal.v1.WorkerFence\x12-\n\x06staged\x18\x06 \x03(\x0b\x32\x1d.shoal.v1.ReplicaContribution\x12)\n\rlearning_rate\x18\x07 \x01(\x0b\x32\x12.shoal.v1.Schedule\x12&\n\x07permits\x18\x08 \x01(\x0b\x32\x15.shoal.v1.PermitState\x12/\n\x0bsynchronous\x18\t \x01(\x0b\x32\x1a.shoal.v1.SynchronousState\x12\"\n\x05norms\x18\n \x03(\x0b\x32\x13.shoal.v1.NormInput\"\xc3\x01\n\x0bWorkerState\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\x04\x12+\n\x06\x61nswer\x18\x05 \x01(\x0b\x32\x1b.shoal.v1.AnsweredPushState\x12\x0e\n\x06pushes\x18\x06 \x01(\x04\x12\x0f\n\x07samples\x18\x07 \x01(\x04\x12$\n\x06\x63ursor\x18\x08 \x01(\x0b\x32\x14.shoal.v1.DataCursor\"\x80\x01\n\x11\x41nsweredPushState\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12&\n\x07outcome\x18\x02 \x01(\x0e\x32\x15.shoal.v1.PushOutcome\x12\x11\n\tstaleness\x18\x03 \x01(\x04\x12\x11\n\tnext_step\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\x04\"*\n\x05Place\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\xe1\x01\n\x0bPermitState\x12\x31\n\x07waiting\x18\x01 \x03(\x0b\x32 .shoal.v1.PermitState.OpenedPush\x12\x31\n\x07granted\x18\x02 \x03(\x0b\x32 .shoal.v1.PermitState.OpenedPush\x12\x10\n\x08released\x18\x03 \x01(\x04\x12\x0e\n\x06\x66olded\x18\x04 \x01(\x04\x1aJ\n\nOpenedPush\x12\x1e\n\x05place\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Place\x12\x0e\n\x06ticket\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\"\xdd\x01\n\x10SynchronousState\x12\x11\n\topen_step\x18\x01 \x01(\x04\x12\x15\n\rmost_admitted\x18\x02 \x01(\x04\x12\x33\n\x07outside\x18\x03 \x03(\x0b\x32\".shoal.v1.SynchronousState.Outside\x12!\n\x08reserved\x18\x04 \x01(\x0b\x32\x0f.shoal.v1.Place\x1aG\n\x07Outside\x12\x1e\n\x05place\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Place\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0c\n\x04told\x18\x03 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16shoal/v1/replica.proto\x12\x08shoal.v1\x1a\x12shoal/v1/job.proto\x1a\x1fshoal/v1/parameter_server.proto\"\xa6\x02\n\x0cReplicaHello\x12\x33\n\tdirection\x18\x01 \x01(\x0e\x32 .shoal.v1.ReplicaHello.Direction\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\r\n\x05group\x18\x04 \x01(\r\x12\x0c\n\x04term\x18\x05 \x01(\x04\x12\x0e\n\x06server\x18\x06 \x01(\t\x12\x13\n\x0bincarnation\x18\x07 \x01(\x04\x12-\n\x06\x63onfig\x18\x08 \x01(\x0b\x32\x1d.shoal.v1.CreateShardsRequest\x12\x0f\n\x07kernels\x18\t \x01(\t\">\n\tDirection\x12\x19\n\x15\x44IRECTION_UNSPECIFIED\x10\x00\x12\n\n\x06INPUTS\x10\x01\x12\n\n\x06\x43OPIES\x10\x02\"I\n\nArrayPiece\x12\x10\n\x08gradient\x18\x01 \x01(\x04\x12\x0c\n\x04slab\x18\x02 \x01(\r\x12\x0c\n\x04slot\x18\x03 \x01(\t\x12\r\n\x05start\x18\x04 \x01(\x04\"\x18\n\x06\x43opied\x12\x0e\n\x06number\x18\x01 \x01(\x04\"7\n\rReplicaInputs\x12&\n\x06inputs\x18\x01 \x03(\x0b\x32\x16.shoal.v1.ReplicaInput\"\xd3\x05\n\x0cReplicaInput\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x08\x61\x64mitted\x18\x02 \x01(\x0b\x32\x19.shoal.v1.WorkerAdmissionH\x00\x12\'\n\x06\x66\x65nced\x18\x03 \x01(\x0b\x32\x15.shoal.v1.WorkerFenceH\x00\x12+\n\x08released\x18\x04 \x01(\x0b\x32\x17.shoal.v1.WorkerReleaseH\x00\x12#\n\x04pull\x18\x05 \x01(\x0b\x32\x13.shoal.v1.PullInputH\x00\x12\x18\n\x0epull_abandoned\x18\x06 \x01(\x04H\x00\x12\x30\n\x0bpush_opened\x18\x07 \x01(\x0b\x32\x19.shoal.v1.PushOpenedInputH\x00\x12\x36\n\x0epush_withdrawn\x18\x08 \x01(\x0b\x32\x1c.shoal.v1.PushWithdrawnInputH\x00\x12/\n\x06staged\x18\t \x01(\x0b\x32\x1d.shoal.v1.ReplicaContributionH\x00\x12*\n\tcommitted\x18\n \x01(\x0b\x32\x15.shoal.v1.CommitInputH\x00\x12\x10\n\x06\x66olded\x18\x0b \x01(\x04H\x00\x12.\n\nfolds_done\x18\x0c \x01(\x0b\x32\x18.shoal.v1.FoldsDoneInputH\x00\x12,\n\rnorm_measured\x18\r \x01(\x0b\x32\x13.shoal.v1.NormInputH\x00\x12,\n\rnorm_received\x18\x0e \x01(\x0b\x32\x13.shoal.v1.NormInputH\x00\x12!\n\x03\x63ut\x18\x0f \x01(\x0b\x32\x12.shoal.v1.CutInputH\x00\x12+\n\rlearning_rate\x18\x10 \x01(\x0b\x32\x12.shoal.v1.ScheduleH\x00\x12\x15\n\x0bvalues_hash\x18\x11 \x01(\x04H\x00\x12\x1a\n\x10gradient_dropped\x18\x12 \x01(\x04H\x00\x42\x07\n\x05input\"]\n\tPullInput\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\r\n\x05\x61head\x18\x05 \x01(\r\"T\n\x0fPushOpenedInput\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\"4\n\x12PushWithdrawnInput\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\t\"\xe3\x01\n\x13ReplicaContribution\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06weight\x18\x04 \x01(\x01\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\x15\n\x08gradient\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12$\n\x06\x63ursor\x18\x07 \x01(\x0b\x32\x14.shoal.v1.DataCursor\x12\x14\n\x07squares\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12\x0c\n\x04rank\x18\t \x01(\rB\x0b\n\t_gradientB\n\n\x08_squares\"P\n\x0b\x43ommitInput\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06\x64\x65\x66\x65rs\x18\x04 \x01(\x08\"\x10\n\x0e\x46oldsDoneInput\":\n\tNormInput\x12\x0e\n\x06server\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07squares\x18\x03 \x03(\x01\"5\n\x08\x43utInput\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.shoal.v1.WorkerProgress\"\xe3\x02\n\nGroupState\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08\x66urthest\x18\x02 \x01(\x04\x12\x0c\n\x04used\x18\x03 \x01(\x08\x12&\n\x07workers\x18\x04 \x03(\x0b\x32\x15.shoal.v1.WorkerState\x12%\n\x06\x66\x65nces\x18\x05 \x03(\x0b\x32\x15.shoal.v1.WorkerFence\x12-\n\x06staged\x18\x06 \x03(\x0b\x32\x1d.shoal.v1.ReplicaContribution\x12)\n\rlearning_rate\x18\x07 \x01(\x0b\x32\x12.shoal.v1.Schedule\x12&\n\x07permits\x18\x08 \x01(\x0b\x32\x15.shoal.v1.PermitState\x12/\n\x0bsynchronous\x18\t \x01(\x0b\x32\x1a.shoal.v1.SynchronousState\x12\"\n\x05norms\x18\n \x03(\x0b\x32\x13.shoal.v1.NormInput\"\xc3\x01\n\x0bWorkerState\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\x04\x12+\n\x06\x61nswer\x18\x05 \x01(\x0b\x32\x1b.shoal.v1.AnsweredPushState\x12\x0e\n\x06pushes\x18\x06 \x01(\x04\x12\x0f\n\x07samples\x18\x07 \x01(\x04\x12$\n\x06\x63ursor\x18\x08 \x01(\x0b\x32\x14.shoal.v1.DataCursor\"\x80\x01\n\x11\x41nsweredPushState\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12&\n\x07outcome\x18\x02 \x01(\x0e\x32\x15.shoal.v1.PushOutcome\x12\x11\n\tstaleness\x18\x03 \x01(\x04\x12\x11\n\tnext_step\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\x04\"*\n\x05Place\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\xe1\x01\n\x0bPermitState\x12\x31\n\x07waiting\x18\x01 \x03(\x0b\x32 .shoal.v1.PermitState.OpenedPush\x12\x31\n\x07granted\x18\x02 \x03(\x0b\x32 .shoal.v1.PermitState.OpenedPush\x12\x10\n\x08released\x18\x03 \x01(\x04\x12\x0e\n\x06\x66olded\x18\x04 \x01(\x04\x1aJ\n\nOpenedPush\x12\x1e\n\x05place\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Place\x12\x0e\n\x06ticket\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\"\xdd\x01\n\x10SynchronousState\x12\x11\n\topen_step\x18\x01 \x01(\x04\x12\x15\n\rmost_admitted\x18\x02 \x01(\x04\x12\x33\n\x07outside\x18\x03 \x03(\x0b\x32\".shoal.v1.SynchronousState.Outside\x12!\n\x08reserved\x18\x04 \x01(\x0b\x32\x0f.shoal.v1.Place\x1aG\n\x07Outside\x12\x1e\n\x05place\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Place\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0c\n\x04told\x18\x03 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,45 +34,47 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.v1.replica_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REPLICAHELLO']._serialized_start=90
-  _globals['_REPLICAHELLO']._serialized_end=421
-  _globals['_REPLICAHELLO_DIRECTION']._serialized_start=359
-  _globals['_REPLICAHELLO_DIRECTION']._serialized_end=421
-  _globals['_ARRAYPIECE']._serialized_start=423
-  _globals['_ARRAYPIECE']._serialized_end=496
-  _globals['_COPIED']._serialized_start=498
-  _globals['_COPIED']._serialized_end=522
-  _globals['_REPLICAINPUT']._serialized_start=525
-  _globals['_REPLICAINPUT']._serialized_end=1220
-  _globals['_PULLINPUT']._serialized_start=1222
-  _globals['_PULLINPUT']._serialized_end=1315
-  _globals['_PUSHOPENEDINPUT']._serialized_start=1317
-  _globals['_PUSHOPENEDINPUT']._serialized_end=1401
-  _globals['_PUSHWITHDRAWNINPUT']._serialized_start=1403
-  _globals['_PUSHWITHDRAWNINPUT']._serialized_end=1455
-  _globals['_REPLICACONTRIBUTION']._serialized_start=1458
-  _globals['_REPLICACONTRIBUTION']._serialized_end=1685
-  _globals['_COMMITINPUT']._serialized_start=1687
-  _globals['_COMMITINPUT']._serialized_end=1767
-  _globals['_FOLDSDONEINPUT']._serialized_start=1769
-  _globals['_FOLDSDONEINPUT']._serialized_end=1785
-  _globals['_NORMINPUT']._serialized_start=1787
-  _globals['_NORMINPUT']._serialized_end=1845
-  _globals['_CUTINPUT']._serialized_start=1847
-  _globals['_CUTINPUT']._serialized_end=1900
-  _globals['_GROUPSTATE']._serialized_start=1903
-  _globals['_GROUPSTATE']._serialized_end=2258
-  _globals['_WORKERSTATE']._serialized_start=2261
-  _globals['_WORKERSTATE']._serialized_end=2456
-  _globals['_ANSWEREDPUSHSTATE']._serialized_start=2459
-  _globals['_ANSWEREDPUSHSTATE']._serialized_end=2587
-  _globals['_PLACE']._serialized_start=2589
-  _globals['_PLACE']._serialized_end=2631
-  _globals['_PERMITSTATE']._serialized_start=2634
-  _globals['_PERMITSTATE']._serialized_end=2859
-  _globals['_PERMITSTATE_OPENEDPUSH']._serialized_start=2785
-  _globals['_PERMITSTATE_OPENEDPUSH']._serialized_end=2859
-  _globals['_SYNCHRONOUSSTATE']._serialized_start=2862
-  _globals['_SYNCHRONOUSSTATE']._serialized_end=3083
-  _globals['_SYNCHRONOUSSTATE_OUTSIDE']._serialized_start=3012
-  _globals['_SYNCHRONOUSSTATE_OUTSIDE']._serialized_end=3083
+  _globals['_REPLICAHELLO']._serialized_end=384
+  _globals['_REPLICAHELLO_DIRECTION']._serialized_start=322
+  _globals['_REPLICAHELLO_DIRECTION']._serialized_end=384
+  _globals['_ARRAYPIECE']._serialized_start=386
+  _globals['_ARRAYPIECE']._serialized_end=459
+  _globals['_COPIED']._serialized_start=461
+  _globals['_COPIED']._serialized_end=485
+  _globals['_REPLICAINPUTS']._serialized_start=487
+  _globals['_REPLICAINPUTS']._serialized_end=542
+  _globals['_REPLICAINPUT']._serialized_start=545
+  _globals['_REPLICAINPUT']._serialized_end=1268
+  _globals['_PULLINPUT']._serialized_start=1270
+  _globals['_PULLINPUT']._serialized_end=1363
+  _globals['_PUSHOPENEDINPUT']._serialized_start=1365
+  _globals['_PUSHOPENEDINPUT']._serialized_end=1449
+  _globals['_PUSHWITHDRAWNINPUT']._serialized_start=1451
+  _globals['_PUSHWITHDRAWNINPUT']._serialized_end=1503
+  _globals['_REPLICACONTRIBUTION']._serialized_start=1506
+  _globals['_REPLICACONTRIBUTION']._serialized_end=1733
+  _globals['_COMMITINPUT']._serialized_start=1735
+  _globals['_COMMITINPUT']._serialized_end=1815
+  _globals['_FOLDSDONEINPUT']._serialized_start=1817
+  _globals['_FOLDSDONEINPUT']._serialized_end=1833
+  _globals['_NORMINPUT']._serialized_start=1835
+  _globals['_NORMINPUT']._serialized_end=1893
+  _globals['_CUTINPUT']._serialized_start=1895
+  _globals['_CUTINPUT']._serialized_end=1948
+  _globals['_GROUPSTATE']._serialized_start=1951
+  _globals['_GROUPSTATE']._serialized_end=2306
+  _globals['_WORKERSTATE']._serialized_start=2309
+  _globals['_WORKERSTATE']._serialized_end=2504
+  _globals['_ANSWEREDPUSHSTATE']._serialized_start=2507
+  _globals['_ANSWEREDPUSHSTATE']._serialized_end=2635
+  _globals['_PLACE']._serialized_start=2637
+  _globals['_PLACE']._serialized_end=2679
+  _globals['_PERMITSTATE']._serialized_start=2682
+  _globals['_PERMITSTATE']._serialized_end=2907
+  _globals['_PERMITSTATE_OPENEDPUSH']._serialized_start=2833
+  _globals['_PERMITSTATE_OPENEDPUSH']._serialized_end=2907
+  _globals['_SYNCHRONOUSSTATE']._serialized_start=2910
+  _globals['_SYNCHRONOUSSTATE']._serialized_end=3131
+  _globals['_SYNCHRONOUSSTATE_OUTSIDE']._serialized_start=3060
+  _globals['_SYNCHRONOUSSTATE_OUTSIDE']._serialized_end=3131
 # @@protoc_insertion_point(module_scope)

@@ -8,13 +8,16 @@ group's state machine from 1 and sends it to the backup, which gives the same in
 same kernels. An answer leaves the primary only when the backup has all inputs that the answer depends on.
 
 The primary opens two lanes to the backup's server: it sends on the first, and receives on the second. On each of
-them, the first frame after the hello is REPLICA (kind 12, ReplicaHello). The server answers with COPIED (16) on the
-second lane when it has copied the values, and later with one for the inputs that it has; it answers a hello that it
-refuses with ERROR. On the first lane, the primary sends:
+them, the first frame after the hello is REPLICA (kind 12, ReplicaHello). The server answers it with END (9, empty)
+when it has the memory, or with ERROR. On the first lane, the primary then sends:
 
-- SLOTS (13): the values and the optimizer slots as of ReplicaHello.state, in any order.
-- GRADIENT (14): a piece of a pushed gradient. A gradient is complete before the input that names it.
-- INPUT (15, ReplicaInput): inputs, in the order of their numbers. The first has the number 1.
+- STATE (13, GroupState): the state of the machine before the first input.
+- SLOTS (14): the values and the optimizer slots at that moment, in any order.
+- GRADIENT (15): a piece of a pushed gradient. A gradient is complete before the input that names it.
+- INPUTS (16, ReplicaInputs): inputs, in the order of their numbers. The first has the number 1.
+
+On the second lane, the server sends COPIED (17, Copied): the first one when it has all values, and others when it
+has inputs.
 
 The payload of SLOTS and GRADIENT is the length of a message (uint32, little-endian), the message (ArrayPiece), and
 elements of the array, little-endian.
@@ -77,7 +80,6 @@ class ReplicaHello(_message.Message):
     SERVER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
-    STATE_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
     direction: Global___ReplicaHello.Direction.ValueType
     job: _builtins.str
@@ -93,19 +95,12 @@ class ReplicaHello(_message.Message):
     """Member id of the primary's server, and its incarnation."""
     incarnation: _builtins.int
     kernels: _builtins.str
-    """The instruction set that the primary's kernels are compiled for. Another one may round otherwise, so the server
+    """Only for INPUTS. The instruction set that the primary's kernels are compiled for. Another one may round otherwise, so the server
     must have the same. Otherwise: FAILED_PRECONDITION, UNEQUAL_KERNELS.
     """
     @_builtins.property
     def config(self) -> _parameter_server_pb2.CreateShardsRequest:
-        """The rest is set for INPUTS only.
-
-        The configuration of the group.
-        """
-
-    @_builtins.property
-    def state(self) -> Global___GroupState:
-        """The state of the machine before the first input."""
+        """The configuration of the group. Only for INPUTS."""
 
     def __init__(
         self,
@@ -118,12 +113,11 @@ class ReplicaHello(_message.Message):
         server: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         config: _parameter_server_pb2.CreateShardsRequest | None = ...,
-        state: Global___GroupState | None = ...,
         kernels: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "direction", b"direction", "generation", b"generation", "group", b"group", "incarnation", b"incarnation", "job", b"job", "kernels", b"kernels", "server", b"server", "state", b"state", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "direction", b"direction", "generation", b"generation", "group", b"group", "incarnation", b"incarnation", "job", b"job", "kernels", b"kernels", "server", b"server", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -186,6 +180,28 @@ class Copied(_message.Message):
 Global___Copied: _TypeAlias = Copied  # noqa: Y015
 
 @_typing.final
+class ReplicaInputs(_message.Message):
+    """Inputs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaInput]: ...
+    def __init__(
+        self,
+        *,
+        inputs: _abc.Iterable[Global___ReplicaInput] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaInputs: _TypeAlias = ReplicaInputs  # noqa: Y015
+
+@_typing.final
 class ReplicaInput(_message.Message):
     """One input of a group's state machine. Tickets are numbers from 1 that the primary gives to calls that may wait. It gives
     no number twice.
@@ -210,13 +226,18 @@ class ReplicaInput(_message.Message):
     CUT_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     VALUES_HASH_FIELD_NUMBER: _builtins.int
+    GRADIENT_DROPPED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     pull_abandoned: _builtins.int
     """The caller of a pull is gone: the ticket of the pull."""
     folded: _builtins.int
     """The number of contributions that the primary has ever added to running sums."""
-    values_hash: _builtins.bytes
-    """A hash of the values after the inputs before this one. It is no input of the machine."""
+    values_hash: _builtins.int
+    """No input of the machine: a hash of the values after the inputs before this one. If the backup has other values, it
+    ends the connection.
+    """
+    gradient_dropped: _builtins.int
+    """No input of the machine: the number of a gradient that no input will name."""
     @_builtins.property
     def admitted(self) -> _parameter_server_pb2.WorkerAdmission: ...
     @_builtins.property
@@ -266,13 +287,14 @@ class ReplicaInput(_message.Message):
         norm_received: Global___NormInput | None = ...,
         cut: Global___CutInput | None = ...,
         learning_rate: _job_pb2.Schedule | None = ...,
-        values_hash: _builtins.bytes = ...,
+        values_hash: _builtins.int = ...,
+        gradient_dropped: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "committed", b"committed", "cut", b"cut", "fenced", b"fenced", "folded", b"folded", "folds_done", b"folds_done", "input", b"input", "learning_rate", b"learning_rate", "norm_measured", b"norm_measured", "norm_received", b"norm_received", "pull", b"pull", "pull_abandoned", b"pull_abandoned", "push_opened", b"push_opened", "push_withdrawn", b"push_withdrawn", "released", b"released", "staged", b"staged", "values_hash", b"values_hash"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "committed", b"committed", "cut", b"cut", "fenced", b"fenced", "folded", b"folded", "folds_done", b"folds_done", "gradient_dropped", b"gradient_dropped", "input", b"input", "learning_rate", b"learning_rate", "norm_measured", b"norm_measured", "norm_received", b"norm_received", "pull", b"pull", "pull_abandoned", b"pull_abandoned", "push_opened", b"push_opened", "push_withdrawn", b"push_withdrawn", "released", b"released", "staged", b"staged", "values_hash", b"values_hash"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "committed", b"committed", "cut", b"cut", "fenced", b"fenced", "folded", b"folded", "folds_done", b"folds_done", "input", b"input", "learning_rate", b"learning_rate", "norm_measured", b"norm_measured", "norm_received", b"norm_received", "number", b"number", "pull", b"pull", "pull_abandoned", b"pull_abandoned", "push_opened", b"push_opened", "push_withdrawn", b"push_withdrawn", "released", b"released", "staged", b"staged", "values_hash", b"values_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "committed", b"committed", "cut", b"cut", "fenced", b"fenced", "folded", b"folded", "folds_done", b"folds_done", "gradient_dropped", b"gradient_dropped", "input", b"input", "learning_rate", b"learning_rate", "norm_measured", b"norm_measured", "norm_received", b"norm_received", "number", b"number", "pull", b"pull", "pull_abandoned", b"pull_abandoned", "push_opened", b"push_opened", "push_withdrawn", b"push_withdrawn", "released", b"released", "staged", b"staged", "values_hash", b"values_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["admitted", "fenced", "released", "pull", "pull_abandoned", "push_opened", "push_withdrawn", "staged", "committed", "folded", "folds_done", "norm_measured", "norm_received", "cut", "learning_rate", "values_hash"]  # noqa: Y015
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["admitted", "fenced", "released", "pull", "pull_abandoned", "push_opened", "push_withdrawn", "staged", "committed", "folded", "folds_done", "norm_measured", "norm_received", "cut", "learning_rate", "values_hash", "gradient_dropped"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 

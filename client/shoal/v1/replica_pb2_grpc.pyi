@@ -8,13 +8,16 @@ group's state machine from 1 and sends it to the backup, which gives the same in
 same kernels. An answer leaves the primary only when the backup has all inputs that the answer depends on.
 
 The primary opens two lanes to the backup's server: it sends on the first, and receives on the second. On each of
-them, the first frame after the hello is REPLICA (kind 12, ReplicaHello). The server answers with COPIED (16) on the
-second lane when it has copied the values, and later with one for the inputs that it has; it answers a hello that it
-refuses with ERROR. On the first lane, the primary sends:
+them, the first frame after the hello is REPLICA (kind 12, ReplicaHello). The server answers it with END (9, empty)
+when it has the memory, or with ERROR. On the first lane, the primary then sends:
 
-- SLOTS (13): the values and the optimizer slots as of ReplicaHello.state, in any order.
-- GRADIENT (14): a piece of a pushed gradient. A gradient is complete before the input that names it.
-- INPUT (15, ReplicaInput): inputs, in the order of their numbers. The first has the number 1.
+- STATE (13, GroupState): the state of the machine before the first input.
+- SLOTS (14): the values and the optimizer slots at that moment, in any order.
+- GRADIENT (15): a piece of a pushed gradient. A gradient is complete before the input that names it.
+- INPUTS (16, ReplicaInputs): inputs, in the order of their numbers. The first has the number 1.
+
+On the second lane, the server sends COPIED (17, Copied): the first one when it has all values, and others when it
+has inputs.
 
 The payload of SLOTS and GRADIENT is the length of a message (uint32, little-endian), the message (ArrayPiece), and
 elements of the array, little-endian.

@@ -1,6 +1,7 @@
 """Checkpoint session of a server: hold commits, save the shards, collect the files, and restore."""
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 
 from shoal import errors
 from shoal._checkpoint import Catalogue, CheckpointStorage, SavedVariables, restore_problem
@@ -30,12 +31,15 @@ def hold(store: ShardStore, writer: CheckpointWriter, request: pb.HoldCommitsReq
         Overloaded: running commits did not end in time.
     """
     writer.storage  # noqa: B018 - fails early if there is no storage: `save` would fail while training waits
-    group = store.group(request.job, request.generation)
-    group.commit_gate.hold(request.cut)
+    progress: dict[str, WorkerProgress] = {}
+    for group in store.groups_of(request.job, request.generation):
+        group.commit_gate.hold(request.cut)
+        for worker, it in group.progress().items():
+            progress[worker] = progress[worker].joined(it) if worker in progress else it
     return pb.HoldCommitsReply(
         workers=[
             pb.WorkerProgress(worker=worker, incarnation=it.incarnation, committed=it.committed, finished=it.finished)
-            for worker, it in group.progress().items()
+            for worker, it in progress.items()
         ]
     )
 
@@ -62,17 +66,25 @@ def save(store: ShardStore, writer: CheckpointWriter, request: pb.SaveRequest) -
     writer.storage  # noqa: B018 - raises if there is no storage
     if not 0 <= request.hold_s <= MAX_PAUSE_S:
         raise errors.BadRequest(f"hold_s is {request.hold_s:g}; it must be from 0 to {MAX_PAUSE_S:g} s")
-    group = store.group(request.job, request.generation)
+    groups = store.groups_of(request.job, request.generation)
     progress = {it.worker: WorkerProgress(it.incarnation, it.committed, it.finished) for it in request.workers}
-    with group.commit_gate.held(request.cut, request.hold_s):
-        cut = group.cut(progress)
-    writer.begin(request.job, request.number, request.cut, group.config.variables, cut.snapshots)
-    return pb.SaveReply(shards=[_saved(snapshot.layout.shard, cut) for snapshot in cut.snapshots])
+    with ExitStack() as undo:
+        cuts = []
+        for group in groups:
+            with group.commit_gate.held(request.cut, request.hold_s):
+                cut = group.cut(progress)
+            cuts.append(cut)
+            undo.callback(_end_all, cut)
+        undo.pop_all()
+    snapshots = [snapshot for cut in cuts for snapshot in cut.snapshots]
+    writer.begin(request.job, request.number, request.cut, groups[0].config.variables, snapshots)
+    return pb.SaveReply(shards=[_saved(snapshot.layout.shard, cut) for cut in cuts for snapshot in cut.snapshots])
 
 
 def resume_commits(store: ShardStore, request: pb.ResumeCommitsRequest) -> None:
     """Ends a cut that was not saved, or the pause after one: commits continue."""
-    store.group_at_any_generation(request.job).commit_gate.resume(request.cut)
+    for group in store.groups_of(request.job):
+        group.commit_gate.resume(request.cut)
 
 
 def collect(store: ShardStore, writer: CheckpointWriter, request: pb.CollectFilesRequest) -> pb.CollectFilesReply:
@@ -92,7 +104,7 @@ def collect(store: ShardStore, writer: CheckpointWriter, request: pb.CollectFile
         StorageFailed: the files could not be written.
         UnknownCheckpoint: this server does not write that checkpoint.
     """
-    store.group_at_any_generation(request.job)  # raises if the shards are lost
+    store.groups_of(request.job)  # raises if the shards are lost
     if not 0 <= request.within_s <= _MAX_WITHIN_S:
         raise errors.BadRequest(f"the wait is {request.within_s:g} s; it must be from 0 to {_MAX_WITHIN_S:g} s")
     files = writer.collect(request.job, request.number, within_s=request.within_s)
@@ -142,6 +154,11 @@ def _check(config: JobShardConfig, saved: SavedVariables, *, partial: bool) -> N
     wanted = {name: (it.shape, storage_dtype(it.dtype)) for name, it in config.variables.items()}
     if why := restore_problem(wanted, saved.variables, partial=partial):
         raise errors.IncompatibleCheckpoint(f"the checkpoint does not fit job {config.name}: {why}", job=config.name)
+
+
+def _end_all(cut: Cut) -> None:
+    for snapshot in cut.snapshots:
+        snapshot.end_saving()
 
 
 def _saved(shard: int, cut: Cut) -> pb.SavedShard:

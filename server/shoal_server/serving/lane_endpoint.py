@@ -144,6 +144,7 @@ class LaneHandler:
             Frame.PULL: self._pull,
             Frame.PUSH: self._push,
             Frame.COMMIT: self._commit,
+            Frame.REPLICA: self._replica,
         }
 
     def welcome(self, hello: pb.LaneHello) -> pb.LaneWelcome:
@@ -305,6 +306,13 @@ class LaneHandler:
 
     def _commit(self, payload: memoryview) -> None:
         self._send_reply(self._service.commit(_decoded(pb.CommitRequest, payload)))
+
+    def _replica(self, payload: memoryview) -> None:
+        """Serves the connection of a replica, to its end."""
+        try:
+            self._service.backups.serve(self._lane, payload)
+        finally:
+            self._lane.close()
 
     def _send_reply(self, reply: bytes) -> None:
         self._lane.send(Frame.PUSHED, [reply])

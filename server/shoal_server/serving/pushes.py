@@ -55,7 +55,8 @@ def receive(push: PendingPush, source: PushSource, check: Callable[[], object]) 
         # The versions differ only if the values came from several servers, at an earlier placement: the oldest counts.
         check()
         squares = header.squares if header.HasField("squares") else None
-        answer = group.stage(push.stamp, header.weight, min(header.versions), payload, cursor, squares)
+        version = min(header.versions)
+        answer = group.stage(push.stamp, header.weight, version, payload, cursor, squares, tells=not header.commit)
     except BaseException:
         push.withdraw()
         raise
@@ -75,7 +76,7 @@ def commit(store: ShardStore, request: pb.CommitRequest) -> tuple[Selection, Ans
         NotStaged: the shards do not hold it.
         Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the group.
     """
-    group = store.group(request.stamp.job, request.stamp.generation)
+    group = store.group(request.stamp.job, request.stamp.generation, request.shards)
     shards = group.select(request.shards)
     shards.check_whole("commit")
     with _tracing.server_span("Commit", request.stamp), group.commit_gate.passing():
@@ -109,7 +110,7 @@ def assign(store: ShardStore, header: pb.PushHeader, source: PushSource, check: 
         NonFiniteGradient: the values contain NaN or Inf; nothing was assigned.
         BadChunk, StaleGeneration, UnknownJob, UnknownShard: as for a push.
     """
-    group = store.group(header.stamp.job, header.stamp.generation)
+    group = store.group(header.stamp.job, header.stamp.generation, header.shards)
     shards = group.select(header.shards)
     try:
         values = source(shards, list(Aggregation), store.memory)

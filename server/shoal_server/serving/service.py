@@ -10,6 +10,7 @@ from shoal._wire import Aggregation, SlabArrays
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.metrics import ServerMetrics
+from shoal_server.replication import Backups
 from shoal_server.serving import pushes
 from shoal_server.serving.pending_push import PendingPush
 from shoal_server.serving.pulls import PendingPull
@@ -29,10 +30,20 @@ class DataService:
         store: the shards.
         metrics: the server's metrics.
         authorizer: checks that each caller acts for itself.
+        backups: the backups that this server keeps; None means that it keeps none yet.
+
+    Attributes:
+        store, metrics, backups: as given.
     """
 
-    def __init__(self, store: ShardStore, metrics: ServerMetrics, authorizer: Authorizer | None = None) -> None:
-        self.store, self.metrics = store, metrics
+    def __init__(
+        self,
+        store: ShardStore,
+        metrics: ServerMetrics,
+        authorizer: Authorizer | None = None,
+        backups: Backups | None = None,
+    ) -> None:
+        self.store, self.metrics, self.backups = store, metrics, backups or Backups(store, authorizer)
         self._authorizer = authorizer or open_authorizer()
         self._authorizer.on_revoked(self.end_refused)
         self._waiting: set[PendingPull] = set()
@@ -59,7 +70,8 @@ class DataService:
         """
         self._check_caller(request.stamp, reading=True)
         self.metrics.pulls.inc()
-        group, caller = self.store.group(request.stamp.job, request.stamp.generation), _rpc.caller()
+        group = self.store.group(request.stamp.job, request.stamp.generation, request.shards)
+        caller = _rpc.caller()
         check = partial(self._authorizer.check_valid, caller) if caller else bool
         if reader and caller:
             reader.caller = caller.token
@@ -174,8 +186,8 @@ class DataService:
         caller = _rpc.caller()
         if caller is not None:
             self._authorizer.check_participant(caller, request.job, request.server, request.incarnation, reading=False)
-        group = self.store.group(request.job, request.generation)
-        group.receive_norm(request.server, request.step, request.squares)
+        for group in self.store.groups_of(request.job, request.generation):
+            group.receive_norm(request.server, request.step, request.squares)
 
     def sent(self, transport: str) -> Counted:
         """Returns the function that counts bytes of values that a transport sends.

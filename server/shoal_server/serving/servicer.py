@@ -6,15 +6,16 @@ from typing import Any, TypeVar
 
 import grpc
 
-from shoal import _rpc, consistency, errors, optim, variables
+from shoal import _rpc, errors, optim
 from shoal._limits import catalogue
 from shoal._wire import ShardLayout, check_address, check_text
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
 from shoal_server.checkpoints import CheckpointWriter, cut_session
+from shoal_server.replication import Copies
 from shoal_server.serving.endpoint import Endpoint
 from shoal_server.serving.service import DataService
-from shoal_server.shards import JobShardConfig, LockGroup, Peer, ShardStore
+from shoal_server.shards import JobShardConfig, LockGroup, ShardStore
 
 SERVICE = "shoal.v1.ParameterServer"
 # Workers in one call of AdmitWorkers, FenceWorkers or ReleaseWorkers.
@@ -29,6 +30,9 @@ _THREADS = {
     "AdmitWorkers": "workers",
     "FenceWorkers": "workers",
     "ReleaseWorkers": "workers",
+    "AddBackup": "workers",
+    "DropBackup": "workers",
+    "Promote": "workers",
 }
 
 W = TypeVar("W", pb.WorkerAdmission, pb.WorkerFence, pb.WorkerRelease)
@@ -43,7 +47,8 @@ class ParameterServerServicer:
         store: the shards.
         endpoints: the transports' server halves.
         writer: writes checkpoints; None means that this server has no checkpoint storage.
-        service: receives the norms of other servers.
+        service: receives the norms of other servers, and has the backups.
+        copies: the backups of this server's groups on other servers.
         threads: answer the kinds of calls `norm`, `creation` and `workers`. A kind without threads of its own uses
             those of all other calls.
     """
@@ -54,10 +59,11 @@ class ParameterServerServicer:
         endpoints: Endpoint,
         *,
         service: DataService,
+        copies: Copies,
         threads: Mapping[str, ThreadPoolExecutor],
         writer: CheckpointWriter | None = None,
     ) -> None:
-        self._store, self._endpoints, self._service = store, endpoints, service
+        self._store, self._endpoints, self._service, self._copies = store, endpoints, service, copies
         self._writer = writer or CheckpointWriter(None)
         # A storage that hangs must not take the threads of other calls.
         self.Restore = _rpc.Pooled(self._restore, self._writer.restore_threads)
@@ -78,49 +84,60 @@ class ParameterServerServicer:
         check_text("the name of the job", request.job)
         if not context.is_active():  # it waited for earlier calls, and its caller has abandoned it
             raise errors.Cancelled(f"the caller does not wait for the shards of {request.job} any more")
-        job_variables = variables.from_protos(request.variables)
-        config = JobShardConfig(
-            name=request.job,
-            generation=request.generation,
-            variables=job_variables,
-            optimizer=optim.from_proto(request.optimizer),
-            consistency=consistency.from_proto(request.consistency),
-            seed=request.seed,
-            peers=tuple(_peer(peer) for peer in request.peers),
-        )
-        held = self._store.create(config, [ShardLayout.from_proto(shard, job_variables) for shard in request.shards])
+        config = JobShardConfig.from_proto(request)
+        held = self._store.create(config, [ShardLayout.from_proto(it, config.variables) for it in request.shards])
         return pb.CreateShardsReply(bytes=held)
 
     @_rpc.servicer
     def DropShards(self, request: pb.DropShardsRequest, context: grpc.ServicerContext) -> pb.DropShardsReply:
         self._store.drop(request.job)
+        self._copies.forget(request.job)
         self._writer.drop(request.job)
         return pb.DropShardsReply()
 
     @_rpc.servicer
     def AdmitWorkers(self, request: pb.AdmitWorkersRequest, context: grpc.ServicerContext) -> pb.AdmitWorkersReply:
-        group = self._store.group_at_any_generation(request.job)
-        return pb.AdmitWorkersReply(results=[_admitted(group, worker) for worker in _bounded(request.workers)])
+        groups = self._store.groups_of(request.job)
+        return pb.AdmitWorkersReply(results=[_admitted(groups, worker) for worker in _bounded(request.workers)])
 
     @_rpc.servicer
     def FenceWorkers(self, request: pb.FenceWorkersRequest, context: grpc.ServicerContext) -> pb.FenceWorkersReply:
-        group = self._store.group_at_any_generation(request.job)
-        committed = [group.fence(it.worker, it.incarnation) for it in _bounded(request.workers)]
+        groups = self._store.groups_of(request.job)
+        committed = [
+            max(group.fence(it.worker, it.incarnation) for group in groups) for it in _bounded(request.workers)
+        ]
         return pb.FenceWorkersReply(committed_steps=committed)
 
     @_rpc.servicer
     def ReleaseWorkers(
         self, request: pb.ReleaseWorkersRequest, context: grpc.ServicerContext
     ) -> pb.ReleaseWorkersReply:
-        group = self._store.group_at_any_generation(request.job)
+        groups = self._store.groups_of(request.job)
         for it in _bounded(request.workers):
-            group.release(it.worker, it.incarnation, it.committed_steps)
+            for group in groups:
+                group.release(it.worker, it.incarnation, it.committed_steps)
         return pb.ReleaseWorkersReply()
+
+    @_rpc.servicer
+    def AddBackup(self, request: pb.AddBackupRequest, context: grpc.ServicerContext) -> pb.AddBackupReply:
+        check_text("the name of a server", request.backup.server)
+        check_address("the address of a server", request.backup.address)
+        return self._copies.add(request)
+
+    @_rpc.servicer
+    def DropBackup(self, request: pb.DropBackupRequest, context: grpc.ServicerContext) -> pb.DropBackupReply:
+        self._copies.drop(request)
+        return pb.DropBackupReply()
+
+    @_rpc.servicer
+    def Promote(self, request: pb.PromoteRequest, context: grpc.ServicerContext) -> pb.PromoteReply:
+        return pb.PromoteReply(version=self._service.backups.promote(request))
 
     @_rpc.servicer
     def SetRate(self, request: pb.SetRateRequest, context: grpc.ServicerContext) -> pb.SetRateReply:
         learning_rate = optim.Schedule.from_proto(request.learning_rate)
-        self._store.group_at_any_generation(request.job).set_learning_rate(learning_rate)
+        for group in self._store.groups_of(request.job):
+            group.set_learning_rate(learning_rate)
         return pb.SetRateReply()
 
     @_rpc.servicer
@@ -151,15 +168,9 @@ class ParameterServerServicer:
         return pb.RestoreReply()
 
 
-def _peer(it: pb.Peer) -> Peer:
-    check_text("the name of a server", it.server)
-    check_address("the address of a server", it.address)
-    return Peer(it.server, it.address)
-
-
-def _admitted(group: LockGroup, it: pb.WorkerAdmission) -> pb.AdmissionResult:
+def _admitted(groups: Sequence[LockGroup], it: pb.WorkerAdmission) -> pb.AdmissionResult:
     try:
-        return pb.AdmissionResult(step=group.admit(it.worker, it.incarnation, it.rank))
+        return pb.AdmissionResult(step=max(group.admit(it.worker, it.incarnation, it.rank) for group in groups))
     except (errors.Fenced, errors.BadRequest) as error:  # of this worker alone
         return pb.AdmissionResult(error=_rpc.detail_of(error))
 

@@ -5,9 +5,13 @@ through `shoal_server.checkpoints`. This package knows neither RPCs nor files.
 """
 
 from shoal_server.shards.commit_gate import MAX_PAUSE_S
+from shoal_server.shards.input_log import CopyState, InputLog
 from shoal_server.shards.lock_group import LockGroup
-from shoal_server.shards.machine.events import AnswerPush, WorkerProgress
+from shoal_server.shards.machine.events import AnswerPush, LockGroupEvent, WorkerProgress
 from shoal_server.shards.machine.norm_exchange import NormOutbox
+from shoal_server.shards.machine.replica_inputs import decode as decode_input
+from shoal_server.shards.machine.replica_inputs import encode as encode_input
+from shoal_server.shards.pending_copy import CopyStart
 from shoal_server.shards.reader_memory import ValueReader
 from shoal_server.shards.reading import Reading
 from shoal_server.shards.selection import Selection
@@ -20,9 +24,13 @@ __all__ = [
     "MAX_PAUSE_S",
     "AnswerPush",
     "Arena",
+    "CopyStart",
+    "CopyState",
     "Cut",
+    "InputLog",
     "JobShardConfig",
     "LockGroup",
+    "LockGroupEvent",
     "NormOutbox",
     "Payload",
     "Peer",
@@ -34,4 +42,6 @@ __all__ = [
     "Stamp",
     "ValueReader",
     "WorkerProgress",
+    "decode_input",
+    "encode_input",
 ]

@@ -12,11 +12,13 @@ from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
 from shoal_server.shards import tickets
 from shoal_server.shards.commit_gate import CommitGate
+from shoal_server.shards.input_log import InputLog
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.mode import Fold
 from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.machine.state import GroupState
+from shoal_server.shards.pending_copy import PendingCopy
 from shoal_server.shards.pending_cut import PendingCut
 from shoal_server.shards.reader_memory import ReaderMemory
 from shoal_server.shards.selection import Selections
@@ -24,6 +26,10 @@ from shoal_server.shards.shard import JobShardConfig
 from shoal_server.shards.snapshot import Cut
 from shoal_server.shards.stored_shards import StoredShards
 from shoal_server.shards.updates import Updates
+
+
+# Versions after which a backup compares its values with those of the primary.
+HASHED_VERSIONS = 1_000
 
 
 class GroupShell:
@@ -37,10 +43,13 @@ class GroupShell:
         on_admission: called with each pull and push that is let through, under the group's lock. Tests use it.
         norms: sends squares to the other servers of the job; needed if the configuration has peers.
         readers: counts the bytes that the readers of all groups use.
+        follows: for a backup, the term of its primary, which sends the values. None means a primary.
 
     Attributes:
         config: the job's configuration.
         commit_gate: the gate that the job's commits pass.
+        follows: whether this is a backup. Guarded by the lock.
+        term: the term of the primary, as far as known; 0 before the coordinator has told one. Guarded by the lock.
     """
 
     def __init__(
@@ -52,6 +61,7 @@ class GroupShell:
         on_admission: Callable[[events.Admission], object] | None = None,
         norms: NormOutbox | None = None,
         readers: ReaderMemory | None = None,
+        follows: int | None = None,
     ) -> None:
         self.config, self.commit_gate = config, CommitGate()
         self._memory, self._readers = memory or BufferPool(0, 0.0), readers or ReaderMemory()
@@ -72,9 +82,13 @@ class GroupShell:
         self._unfilled = self._reading = False  # a restore is not complete; it reads now
         self._updates = Updates(lambda: self._stored, on_apply, self._memory)
         # Replaced as a whole when shards are added, so that it is read without the lock.
-        self._stored = StoredShards(config, layouts, self._counting)
+        self._stored = StoredShards(config, layouts, self._counting, fills=follows is None)
         self._selections = Selections(config)
         self._limit_permits()
+        # Set while there is a backup, or one gets a copy. Guarded by _lock, like the next two.
+        self._log: InputLog | None = None
+        self._copy: PendingCopy | None = None  # the copy that waits for a moment at which it can begin
+        self.follows, self.term = follows is not None, follows or 0
 
     @property
     def closed(self) -> bool:
@@ -85,15 +99,34 @@ class GroupShell:
         """Refuses waiting and later calls, and those that these effects would have answered."""
         with self._lock:
             self._closed = True
-            waiting = self._state.abandon_all()
+            waiting, log = self._state.abandon_all(), self._log
             if self._cut:
                 self._cut.refuse(self._gone())
+            if self._copy:
+                self._copy.refuse(self._gone())
         if self._norms:
             self._norms.close()
+        if log:
+            log.close()
         tickets.refuse_all([*waiting, *tickets.answered_by(effects)], self._gone(), self.config.name)
         self.commit_gate.close()  # last, so that held commits find the group closed
 
-    def _handle(
+    def _handle(self, event: events.LockGroupEvent, cut: PendingCut | None = None) -> list[events.LockGroupEffect]:
+        """Handles an event whose answer the caller gets, and carries out the effects. Waits for the backup."""
+        effects = self._advance(event, cut)
+        self._confirm()
+        return effects
+
+    def _confirm(self) -> None:
+        """Waits until the backup has all inputs, if there is a backup. Called before anything is told.
+
+        Raises:
+            Moved: it does not get them, or the group was closed.
+        """
+        if (log := self._log) is not None:
+            log.wait(log.number)
+
+    def _advance(
         self, event: events.LockGroupEvent, cut: PendingCut | None = None, *, ends: bool = False
     ) -> list[events.LockGroupEffect]:
         """Handles an event and carries out the effects. If `ends` is set, a closed group ignores the event."""
@@ -101,33 +134,62 @@ class GroupShell:
             if ends and self._closed:
                 return []
             self._check_open()
-            effects = self._state.handle(event)
+            before = self._state.version
+            effects = self._feed(event)
             self._cut = cut or self._cut  # an earlier one has expired
             if self._state.permits.waiting:
                 # Here as well as after folding, so that one of the two sees the other: no push may wait forever.
-                effects += self._state.handle(events.Folded(self._updates.folds.count))
+                effects += self._feed(events.Folded(self._updates.folds.count))
             try:
                 self._updates.carry_out(effects, self._state.version)
                 if self.config.peers and any(isinstance(effect, events.MeasureNorm) for effect in effects):
-                    more = self._state.handle(events.NormMeasured(self._updates.measure()))
+                    more = self._feed(events.NormMeasured(self._updates.measure()))
                     self._updates.carry_out(more, self._state.version)
                     effects += more
                 if self._cut:
                     self._take_cut(self._cut, effects)
             except BaseException as cause:
                 self._fail(cause)  # the state machine counts the update as applied
+            if self._log and self._state.version // HASHED_VERSIONS != before // HASHED_VERSIONS:
+                self._log.add_hash(self._stored.values_hash)
+            if self._copy:
+                self._try_copy(self._copy)
+            log = self._log
+            number = log.number if log else 0
         if self._failure:
             self.close(effects)
             raise self._gone()
-        for effect in effects if self._norms else ():
-            if isinstance(effect, events.ShareNorm) and self._norms:
-                self._norms.send(effect.step, effect.squares)
-        for effect in effects:
-            tickets.deliver(effect, self.config.name)
+        if log is None:
+            self._deliver(effects)
+        else:
+            log.flush()
+            log.when_copied(number, partial(self._deliver, effects), partial(self._refuse, effects))
         folds = [effect for effect in effects if isinstance(effect, Fold)]
         if folds:
             self._work_on_folds()
-        return [*effects, *self._handle(events.FoldsDone())] if folds and folds[-1].seals else effects
+        return [*effects, *self._advance(events.FoldsDone())] if folds and folds[-1].seals else effects
+
+    def _feed(self, event: events.LockGroupEvent) -> list[events.LockGroupEffect]:
+        """Gives the state machine an event, and the log if there is one. Called with the lock held."""
+        effects = self._state.handle(event)
+        if self._log:
+            self._log.add(event)  # after the machine, which refuses an event before it changes anything
+        return effects
+
+    def _deliver(self, effects: Iterable[events.LockGroupEffect]) -> None:
+        """Tells the effects to those who wait for them."""
+        for effect in effects:
+            if isinstance(effect, events.ShareNorm) and self._norms:
+                self._norms.send(effect.step, effect.squares)
+            tickets.deliver(effect, self.config.name)
+
+    def _refuse(self, effects: Iterable[events.LockGroupEffect]) -> None:
+        tickets.refuse_all(tickets.answered_by(effects), self._gone(), self.config.name)
+
+    def _try_copy(self, copy: PendingCopy) -> None:
+        """Begins a copy if it can begin now. Called with the lock held."""
+        if copy.begin(self._state, self._stored, self._memory):
+            self._log, self._copy = copy.log, None
 
     def _take_cut(self, cut: PendingCut, effects: Iterable[events.LockGroupEffect]) -> None:
         """Takes the snapshots of a cut if it is answered. Called with the lock held."""
@@ -146,7 +208,7 @@ class GroupShell:
             while more:
                 more = self._updates.folds.work(at_once=not self._state.permits.waiting)
                 if self._state.permits.waiting:
-                    self._handle(events.Folded(self._updates.folds.count), ends=True)
+                    self._advance(events.Folded(self._updates.folds.count), ends=True)
         except BaseException as cause:
             with self._lock:
                 self._fail(cause)  # the sums lack a contribution that counts as accepted
@@ -159,9 +221,13 @@ class GroupShell:
         self._closed = True
 
     def _check_open(self) -> None:
-        """Raises an error if the group is closed or being restored. Called with the lock held."""
+        """Raises an error if the group is closed, a backup or being restored. Called with the lock held."""
         if self._closed:
             raise self._gone()
+        if self.follows:
+            raise errors.Moved(
+                f"this server has the backup of these shards of {self.config.name}; fetch the placement for the primary"
+            )
         if self._unfilled:
             raise errors.NotPlaced(f"the shards of {self.config.name} are being restored; try again later")
 

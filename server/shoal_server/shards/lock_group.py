@@ -12,12 +12,12 @@ import numpy as np
 from shoal import errors, optim
 from shoal._wire import Cursor, ShardLayout, Slab
 from shoal.status import UndeliveredNorm
-from shoal_server.shards.group_shell import GroupShell
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.norm_exchange import check_squares, pushed_squares
 from shoal_server.shards.pending_cut import NORM_WAIT_S, PendingCut
 from shoal_server.shards.reader_memory import ValueReader
 from shoal_server.shards.reading import Reading
+from shoal_server.shards.replicated_group import ReplicatedGroup
 from shoal_server.shards.selection import Selection
 from shoal_server.shards.shard import Arena, Shard, Stamp
 from shoal_server.shards.snapshot import Cut
@@ -27,7 +27,7 @@ from shoal_server.shards.tickets import PullTicket, PushTicket
 _NOBODY = ValueReader()
 
 
-class LockGroup(GroupShell):
+class LockGroup(ReplicatedGroup):
     """A job's shards on one server.
 
     Args and attributes: see `GroupShell`.
@@ -37,6 +37,9 @@ class LockGroup(GroupShell):
     def shards(self) -> Sequence[Shard]:
         """The shards, in the order of their creation."""
         return [*self._stored.by_number.values()]
+
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._stored.by_number
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +61,9 @@ class LockGroup(GroupShell):
     def version(self) -> int:
         """Updates applied."""
         with self._lock:
-            return self._state.version
+            version = self._state.version
+        self._confirm()
+        return version
 
     def select(self, indices: Sequence[int]) -> Selection:
         """Returns some of the shards, in this order.
@@ -97,7 +102,10 @@ class LockGroup(GroupShell):
         """Returns the answer to a push that was committed before; None if it was not."""
         with self._lock:
             self._check_open()
-            return self._state.answer_to(stamp.worker, stamp.incarnation, stamp.step)
+            answer = self._state.answer_to(stamp.worker, stamp.incarnation, stamp.step)
+        if answer:
+            self._confirm()
+        return answer
 
     @property
     def needs_permits(self) -> bool:
@@ -119,12 +127,15 @@ class LockGroup(GroupShell):
         Raises:
             Fenced, BadRequest: as for `stage`.
         """
-        effects = self._handle(events.PushOpened(ticket, stamp.worker, stamp.incarnation, stamp.step))
-        return next((effect for effect in effects if isinstance(effect, events.AnswerPush)), None)
+        effects = self._advance(events.PushOpened(ticket, stamp.worker, stamp.incarnation, stamp.step))
+        answer = next((effect for effect in effects if isinstance(effect, events.AnswerPush)), None)
+        if answer:
+            self._confirm()
+        return answer
 
     def withdraw_push(self, ticket: PushTicket, stamp: Stamp) -> None:
         """Ends an opened push that was not staged. Otherwise has no effect."""
-        self._handle(events.PushWithdrawn(ticket, stamp.worker), ends=True)
+        self._advance(events.PushWithdrawn(ticket, stamp.worker), ends=True)
 
     def stage(
         self,
@@ -134,6 +145,8 @@ class LockGroup(GroupShell):
         payload: Payload | None,
         cursor: Cursor | None = None,
         squares: float | None = None,
+        *,
+        tells: bool = True,
     ) -> events.AnswerPush:
         """Stages a complete push until it is committed. A repeated push gets the first answer.
 
@@ -144,6 +157,7 @@ class LockGroup(GroupShell):
             payload: gradients by slab; None if the weight is 0.
             cursor: the worker's position in its data.
             squares: sum of the squares of the whole push, on all servers.
+            tells: whether the caller gets this answer; if not, it does not wait for the backup.
 
         Returns:
             The answer "staged", or the first answer if the push was committed before.
@@ -158,7 +172,18 @@ class LockGroup(GroupShell):
         event = events.PushStaged(
             stamp.worker, stamp.incarnation, stamp.step, weight, version, payload, cursor, squares
         )
-        return events.only(self._handle(event), events.AnswerPush)
+        log = self._log
+        if log and payload is not None:
+            log.send_gradient(payload)
+        try:
+            effects = self._advance(event)
+        except BaseException:
+            if log and payload is not None:
+                log.drop_gradient(payload)
+            raise
+        if tells:
+            self._confirm()
+        return events.only(effects, events.AnswerPush)
 
     def commit(self, stamp: Stamp) -> events.AnswerPush:
         """Commits a staged push.
@@ -197,12 +222,12 @@ class LockGroup(GroupShell):
             BadRequest: the step is out of range, or too far ahead.
             Overloaded: too many pulls wait here.
         """
-        self._handle(events.PullRequested(ticket, stamp.worker, stamp.incarnation, stamp.step, ahead))
+        self._advance(events.PullRequested(ticket, stamp.worker, stamp.incarnation, stamp.step, ahead))
 
     def abandon(self, ticket: PullTicket) -> None:
         """Removes a waiting pull. A closed group has none."""
         with self._lock:
-            self._state.handle(events.PullAbandoned(ticket))
+            self._feed(events.PullAbandoned(ticket))
 
     def admit(self, worker: str, incarnation: int, rank: int) -> int:
         """Admits a worker.
@@ -253,7 +278,7 @@ class LockGroup(GroupShell):
         """
         with self._lock:
             self._check_open()
-            self._state.handle(events.ValuesAssigned())
+            self._feed(events.ValuesAssigned())
             self._stored.leave_to_readers(self._memory)
             shards.scatter(values, {index: slab.values for index, slab in enumerate(self._stored.slabs)})
 
@@ -276,16 +301,24 @@ class LockGroup(GroupShell):
                     nbytes = sum(stored.slabs[index].values.nbytes for index in shards.stored)
                     hold = self._readers.take(stored.values_id, nbytes, stored.value_bytes, reader)
                 snapshots = {index: stored.slabs[index].latest(version) for index in shards.stored}
-                return Reading(version, shards, snapshots, self._counting, self._readers, hold)
+                reading = Reading(version, shards, snapshots, self._counting, self._readers, hold)
         except errors.Overloaded:
             self._readers.end_slow()
             raise
+        try:
+            self._confirm()  # the values may have updates that the backup lacks
+        except BaseException:
+            reading.end()
+            raise
+        return reading
 
     def progress(self) -> Mapping[str, events.WorkerProgress]:
         """Returns each admitted worker's progress on these shards."""
         with self._lock:
             self._check_open()
-            return self._state.progress()
+            progress = self._state.progress()
+        self._confirm()
+        return progress
 
     def cut(self, progress: Mapping[str, events.WorkerProgress], within_s: float = NORM_WAIT_S) -> Cut:
         """Takes the snapshots for a checkpoint, after completing the pushes that any server has committed.
@@ -323,7 +356,7 @@ class LockGroup(GroupShell):
                 raise errors.StorageFailed(
                     f"an earlier restore of {self.config.name} waits for the checkpoint storage; check the storage"
                 )
-            self._state.handle(events.ValuesRestored(version, step))
+            self._feed(events.ValuesRestored(version, step))
             self._unfilled = self._reading = True
             self._stored.leave_to_readers(self._memory)
         closed = unfilled = True

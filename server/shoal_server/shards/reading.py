@@ -67,6 +67,10 @@ class Reading:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Lets later updates change the memory."""
         self._count(-1)
         if self._hold:
             self._memory.release(self._hold)

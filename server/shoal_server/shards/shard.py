@@ -1,12 +1,13 @@
 """Shard: slices of variables in arenas; the unit of placement and of checkpoint files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from shoal import consistency, errors, optim
-from shoal._wire import ArenaLayout, ShardLayout
+from shoal import consistency, errors, optim, variables
+from shoal._wire import ArenaLayout, ShardLayout, check_address, check_text
+from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_server.shards.snapshot import ShardSnapshot
 from shoal_server.shards.stored_slab import StoredSlab
@@ -46,6 +47,39 @@ class JobShardConfig:
     consistency: consistency.Consistency
     seed: int
     peers: tuple[Peer, ...] = ()
+
+    @classmethod
+    def from_proto(cls, message: pb.CreateShardsRequest) -> "JobShardConfig":
+        """Returns the configuration that a message carries.
+
+        Raises:
+            BadRequest, InvalidVariable, InvalidOptimizer, InvalidJob: it is not valid.
+        """
+        for peer in message.peers:
+            check_text("the name of a server", peer.server)
+            check_address("the address of a server", peer.address)
+        return cls(
+            name=message.job,
+            generation=message.generation,
+            variables=variables.from_protos(message.variables),
+            optimizer=optim.from_proto(message.optimizer),
+            consistency=consistency.from_proto(message.consistency),
+            seed=message.seed,
+            peers=tuple(Peer(peer.server, peer.address) for peer in message.peers),
+        )
+
+    def to_proto(self, layouts: Iterable[ShardLayout]) -> pb.CreateShardsRequest:
+        """Returns the message that creates these shards elsewhere."""
+        return pb.CreateShardsRequest(
+            job=self.name,
+            generation=self.generation,
+            variables=[variable.to_proto(name) for name, variable in self.variables.items()],
+            shards=[layout.to_proto() for layout in layouts],
+            optimizer=self.optimizer.to_proto(),
+            consistency=self.consistency.to_proto(),
+            seed=self.seed,
+            peers=[pb.Peer(server=peer.server, address=peer.address) for peer in self.peers],
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
 """Shard store: the shards that a server hosts, by job."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shoal import errors
 from shoal._limits import catalogue
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
-from shoal.status import UndeliveredNorm
+from shoal.status import BrokenReplica, UndeliveredNorm
 from shoal_server.shards.lock_group import LockGroup
 from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.reader_memory import ReaderMemory
@@ -20,7 +20,10 @@ _POOL_BYTES, _POOL_KEEP_S = 4 << 30, 3.0
 
 
 class ShardStore:
-    """All shards of one server, a lock group for each job.
+    """All shards of one server.
+
+    A job has one lock group here, or several: after the loss of another server, this one also has the groups whose
+    backups it had. A group is named by its job and the smallest index of its shards.
 
     Args:
         on_apply: called with the seconds that each update of a group took.
@@ -46,10 +49,11 @@ class ShardStore:
         self._creating = threading.Lock()
         self._lock = threading.Lock()  # guards _groups and _allocating; taken after _creating
         self._allocating = ""  # the job that `create` allocates now; "" after that job was dropped
-        self._groups: dict[str, LockGroup] = {}  # by job
+        # By job, then by number. The inner mappings are replaced, not changed, so that they are read without the lock.
+        self._groups: dict[str, Mapping[int, LockGroup]] = {}
 
     def create(self, config: JobShardConfig, layouts: Iterable[ShardLayout]) -> int:
-        """Creates shards of a job. Shards that exist at this generation stay.
+        """Creates shards of a job, as one lock group. Shards that exist at this generation stay.
 
         Args:
             config: the job's configuration.
@@ -67,74 +71,174 @@ class ShardStore:
         layouts = tuple(layouts)
         with self._creating:
             with self._lock:
-                held = self._groups.get(config.name)
+                held = self._groups.get(config.name, {})
                 self._allocating = config.name
-            if held and held.config.generation > config.generation:
-                raise self._stale(config.name, config.generation, held.config.generation)
-            self._check_bytes(config, layouts, held)
+            present = {number: group for number, group in held.items() if group.config.generation == config.generation}
+            if any(group.config.generation > config.generation for group in held.values()):
+                raise self._stale(config.name, config.generation, next(iter(held.values())).config.generation)
+            layouts = [layout for layout in layouts if not any(layout.shard in group for group in present.values())]
+            self._check_bytes(config, layouts, present.values())
             # Allocated outside _lock: filling gigabytes takes seconds, and other jobs must not wait.
-            if held and held.config.generation == config.generation:
-                group = held
-                group.add(layouts)
-            else:
+            if not present:
                 norms = self._norms_of(config) if self._norms_of and config.peers else None
                 group = LockGroup(config, layouts, self._on_apply, self.memory, norms=norms, readers=self.readers)
-            with self._lock:
-                if self._allocating != config.name:
-                    raise errors.UnknownJob(f"job {config.name!r} was dropped while its shards were being created")
-                self._groups[config.name] = group
-        if held and held is not group:
-            held.close()
-        return group.nbytes
+                present = {group.number: group}
+            elif layouts:
+                next(iter(present.values())).add(layouts)
+            self._replace(config.name, present)
+        for number, group in held.items():
+            if present.get(number) is not group:
+                group.close()
+        return sum(group.nbytes for group in present.values())
+
+    def _replace(self, job: str, groups: Mapping[int, LockGroup]) -> None:
+        """Sets the groups of a job, unless the job was dropped meanwhile."""
+        with self._lock:
+            if self._allocating != job:
+                raise errors.UnknownJob(f"job {job!r} was dropped while its shards were being created")
+            self._groups[job] = groups
 
     def drop(self, job: str) -> None:
         """Frees a job's shards, if there are any."""
         with self._lock:
-            held = self._groups.pop(job, None)
+            held = self._groups.pop(job, {})
             if self._allocating == job:
                 self._allocating = ""
-        if held:
-            held.close()
+        for group in held.values():
+            group.close()
 
     def clear(self) -> None:
         """Frees all shards, after the cluster has declared this server lost."""
         with self._lock:
             held, self._groups, self._allocating = self._groups, {}, ""
-        for group in held.values():
-            group.close()
+        for groups in held.values():
+            for group in groups.values():
+                group.close()
 
-    def group(self, job: str, generation: int) -> LockGroup:
-        """Returns a job's shards.
+    def group(self, job: str, generation: int, shards: Sequence[int] = ()) -> LockGroup:
+        """Returns the lock group of some shards.
 
         Args:
             job: name of the job.
             generation: generation of the placement that the caller knows.
+            shards: numbers of the shards; the first one decides. Empty means the only group of the job.
 
         Raises:
             UnknownJob: this server does not host the job.
+            UnknownShard: it does not host the shard.
             StaleGeneration: it hosts the job at another generation.
         """
-        group = self.group_at_any_generation(job)
+        groups = self._of_job(job)
+        if len(groups) == 1:
+            (group,) = groups.values()
+        elif found := [each for each in groups.values() if shards and shards[0] in each]:
+            group = found[0]
+        else:
+            raise errors.UnknownShard(
+                f"this server has the lock groups {sorted(groups)} of {job}, none of which has shard "
+                f"{shards[0] if shards else '(none named)'}; fetch the placement again"
+            )
         if group.config.generation != generation:
             raise self._stale(job, generation, group.config.generation)
         return group
 
-    def group_at_any_generation(self, job: str) -> LockGroup:
-        """Returns a job's shards, at any generation.
+    def groups_of(self, job: str, generation: int | None = None) -> list[LockGroup]:
+        """Returns the lock groups of a job of which this server is the primary, in order of their numbers.
+
+        Args:
+            job: name of the job.
+            generation: generation of the placement that the caller knows; None means any.
 
         Raises:
             UnknownJob: the job has no shards here.
+            Moved: it has only backups here.
+            StaleGeneration: they are of another generation.
         """
-        with self._lock:
-            group = self._groups.get(job)
+        groups = [group for _, group in sorted(self._of_job(job).items()) if not group.follows]
+        if not groups:
+            raise errors.Moved(f"this server has only backups of shards of {job}; fetch the placement again")
+        if generation is not None and groups[0].config.generation != generation:
+            raise self._stale(job, generation, groups[0].config.generation)
+        return groups
+
+    def held(self, job: str, generation: int, number: int) -> LockGroup:
+        """Returns a lock group, which may be a backup.
+
+        Args:
+            job: name of the job.
+            generation: generation of the placement.
+            number: number of the group.
+
+        Raises:
+            UnknownJob, UnknownShard: this server does not have it.
+            StaleGeneration: it has the job at another generation.
+        """
+        group = self._of_job(job).get(number)
         if group is None:
-            raise errors.UnknownJob(f"job {job!r} has no shards on this server; it may have ended or been dropped")
+            raise errors.UnknownShard(f"this server does not have lock group {number} of {job}")
+        if group.config.generation != generation:
+            raise self._stale(job, generation, group.config.generation)
         return group
 
-    def groups(self) -> list[LockGroup]:
-        """Returns the lock groups of all jobs."""
+    def add_backup(self, config: JobShardConfig, layouts: Iterable[ShardLayout], term: int) -> LockGroup:
+        """Creates the backup of a lock group, without its values. It replaces a backup of an earlier term.
+
+        Args:
+            config: the job's configuration.
+            layouts: layouts of the group's shards.
+            term: the term of the primary.
+
+        Returns:
+            The backup.
+
+        Raises:
+            Moved: this server is the primary, or the term is over.
+            StaleGeneration: the job is hosted at a later generation.
+            UnknownJob: the job was dropped meanwhile.
+            LimitExceeded: the shards would exceed the limit of bytes. Nothing has been allocated.
+        """
+        layouts = tuple(layouts)
+        number = min(layout.shard for layout in layouts)
+        with self._creating:
+            with self._lock:
+                held = dict(self._groups.get(config.name, {}))
+                self._allocating = config.name
+            if any(group.config.generation > config.generation for group in held.values()):
+                raise self._stale(config.name, config.generation, next(iter(held.values())).config.generation)
+            ended = [it for key, it in held.items() if key == number or it.config.generation < config.generation]
+            kept = {key: it for key, it in held.items() if it not in ended}
+            for group in ended:
+                if group.config.generation == config.generation:
+                    group.check_replaceable(term)
+            self._check_bytes(config, layouts, kept.values())
+            group = LockGroup(config, layouts, self._on_apply, self.memory, readers=self.readers, follows=term)
+            self._replace(config.name, {**kept, number: group})
+        for earlier in ended:
+            earlier.close()
+        return group
+
+    def drop_backup(self, group: LockGroup) -> None:
+        """Frees a backup."""
+        job = group.config.name
         with self._lock:
-            return [*self._groups.values()]
+            kept = {key: it for key, it in self._groups.get(job, {}).items() if it is not group}
+            if kept:
+                self._groups[job] = kept
+            else:
+                self._groups.pop(job, None)
+        group.close()
+
+    def _of_job(self, job: str) -> Mapping[int, LockGroup]:
+        with self._lock:
+            groups = self._groups.get(job)
+        if not groups:
+            raise errors.UnknownJob(f"job {job!r} has no shards on this server; it may have ended or been dropped")
+        return groups
+
+    def groups(self) -> list[LockGroup]:
+        """Returns the lock groups of all jobs, with the backups."""
+        with self._lock:
+            return [group for groups in self._groups.values() for group in groups.values()]
 
     def load(self) -> tuple[int, int]:
         """Returns the number of shards, and their bytes."""
@@ -146,20 +250,29 @@ class ShardStore:
         pulls, staged, pushes = zip((0, 0, 0), *(group.queues for group in self.groups()), strict=True)
         return sum(pulls), sum(staged), sum(pushes)
 
+    def broken_replicas(self) -> list[BrokenReplica]:
+        """Returns the lock groups whose other copy this server does not reach any more."""
+        return [broken for group in self.groups() if (broken := group.broken_replica)]
+
     def undelivered_norms(self) -> list[UndeliveredNorm]:
         """Returns the norms of steps of all jobs that other servers have not taken for some seconds, oldest first."""
         found = (norm for group in self.groups() for norm in group.undelivered_norms)
         return sorted(found, key=lambda norm: -norm.seconds)
 
-    def _check_bytes(self, config: JobShardConfig, layouts: Iterable[ShardLayout], held: LockGroup | None) -> None:
-        """Checks that new shards do not exceed the limit. Those that they replace do not count."""
+    def _check_bytes(
+        self, config: JobShardConfig, layouts: Iterable[ShardLayout], present: Iterable[LockGroup]
+    ) -> None:
+        """Checks that new shards do not exceed the limit. Those of earlier generations, which they replace, are free.
+
+        Args:
+            config: the job's configuration.
+            layouts: layouts of the new shards.
+            present: the groups of the job that stay.
+        """
         if self._most_bytes is None:
             return
-        others = sum(group.nbytes for group in self.groups() if group is not held)
-        if held and held.config.generation == config.generation:
-            others += held.nbytes
-            present = {shard.layout.shard for shard in held.shards}
-            layouts = [layout for layout in layouts if layout.shard not in present]
+        others = sum(group.nbytes for group in self.groups() if group.config.name != config.name)
+        others += sum(group.nbytes for group in present)
         needed = needed_bytes(config, layouts)
         if others + needed > self._most_bytes:
             raise catalogue.SHARD_BYTES.refusal(

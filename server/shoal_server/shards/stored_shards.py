@@ -1,6 +1,7 @@
 """Stored shards: the shards of a lock group, and the slabs that hold their values."""
 
 import threading
+import zlib
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 
 import numpy as np
@@ -31,6 +32,7 @@ class StoredShards:
         layouts: layouts of the shards, which are allocated and filled with their initial values.
         counting: guards the numbers of readers of all snapshots.
         earlier: shards that stay as they are.
+        fills: whether the shards get their initial values; if not, somebody else fills values and slots.
 
     Attributes:
         by_number: the shards, in the order of their creation.
@@ -46,10 +48,15 @@ class StoredShards:
         layouts: Iterable[ShardLayout],
         counting: threading.Lock,
         earlier: "StoredShards | None" = None,
+        *,
+        fills: bool = True,
     ) -> None:
         layout = CallLayout(layouts)
         self._clip_norm = config.optimizer.clip_norm
-        slabs = [StoredSlab(slab, config.variables, config.optimizer, config.seed, counting) for slab in layout.slabs]
+        slabs = [
+            StoredSlab(slab, config.variables, config.optimizer, config.seed, counting, fills=fills)
+            for slab in layout.slabs
+        ]
         self.slabs: Sequence[StoredSlab] = [*(earlier.slabs if earlier else ()), *slabs]
         self.value_bytes = sum(slab.values.nbytes for slab in self.slabs)
         self.values_id = object()
@@ -70,6 +77,14 @@ class StoredShards:
     def nbytes(self) -> int:
         """Bytes of values and slots."""
         return sum(slab.nbytes for slab in self.slabs)
+
+    def values_hash(self) -> int:
+        """Returns a CRC-32 of all values and slots, which tells whether a backup has the same bits."""
+        checksum = 0
+        for slab in self.slabs:
+            for array in (slab.values, *slab.slots.values()):
+                checksum = zlib.crc32(memoryview(array).cast("B"), checksum)
+        return checksum
 
     def leave_to_readers(self, memory: BufferPool) -> None:
         """Moves the slabs that readers use to new memory. Called before the values change."""

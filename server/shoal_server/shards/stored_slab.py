@@ -32,6 +32,7 @@ class StoredSlab:
         optimizer: the job's optimizer; changes trainable slabs only.
         seed: the job's seed.
         counting: guards the numbers of readers of the snapshots; the slabs of a group share it.
+        fills: whether the values get their initial values.
 
     Attributes:
         slab: as given.
@@ -46,6 +47,8 @@ class StoredSlab:
         optimizer: optim.Optimizer,
         seed: int,
         counting: threading.Lock,
+        *,
+        fills: bool = True,
     ) -> None:
         self.slab = slab
         dtype = storage_dtype(slab.dtype)
@@ -55,7 +58,8 @@ class StoredSlab:
             shape = variables[part.variable].shape
             start, stop = (row * row_elements(shape) for row in (part.row_start, part.row_stop))
             target = self.values[first : first + stop - start]
-            initializers.fill(target, variables[part.variable].initializer, part.variable, shape, seed, start)
+            if fills:
+                initializers.fill(target, variables[part.variable].initializer, part.variable, shape, seed, start)
             sizes.append((part.variable, stop - start))
         self.slots: dict[str, np.ndarray] = {}
         self._rule: update_rules.UpdateRule | None = None

@@ -96,7 +96,7 @@ def ask(address: str, job: str, shard: int) -> list[Admission]:
 
 def admissions(store: ShardStore, job: str, shard: int) -> list[Admission]:
     """Returns the pulls that a shard in this process answered and the pushes that it committed, while `recording`."""
-    found = store.group_at_any_generation(job)
+    (found,) = store.groups_of(job)
     assert shard in [known.layout.shard for known in found.shards]
     assert isinstance(found, RecordedGroup)
     return found.admissions

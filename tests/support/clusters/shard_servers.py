@@ -22,10 +22,12 @@ from shoal.v1 import header_pb2, parameter_server_pb2_grpc
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable, variable_from_array
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
+from shoal_server.calling_server import CallingServer
 from shoal_server.checkpoints.writer import CheckpointWriter
 from shoal_server.metrics import ServerMetrics
-from shoal_server.norm_sender import CallingServer, NormSender
+from shoal_server.norm_sender import NormSender
 from shoal_server.pools import call_pools
+from shoal_server.replication import Copies
 from shoal_server.serving.endpoint import EndpointConfig
 from shoal_server.serving.lane_endpoint import LaneEndpoint
 from shoal_server.serving.registry import EndpointGroup
@@ -107,10 +109,14 @@ class ShardServers:
             clock=clock,
         )
         service = DataService(store, metrics)
+        copies = Copies(store, lambda _: caller)
+        self._stack.callback(copies.close)
         endpoints = EndpointGroup(service, config)
         writer = CheckpointWriter(self._checkpoints, f"server-{len(self.stores)}")
         self._stack.callback(writer.close)
-        servicer = ParameterServerServicer(store, endpoints, service=service, threads=pools, writer=writer)
+        servicer = ParameterServerServicer(
+            store, endpoints, service=service, copies=copies, threads=pools, writer=writer
+        )
         server = _rpc.RpcServer(
             "127.0.0.1:0",
             [(SERVICE, add_to_server, servicer)],

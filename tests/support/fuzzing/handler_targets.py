@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from shoal import consistency, optim
 from shoal._checkpoint import open_storage
 from shoal._rpc.callers import set_caller
-from shoal._security import GIVEN_ROLES, AccessRole, Principal
+from shoal._security import GIVEN_ROLES, NO_CREDENTIALS, AccessRole, Principal
 from shoal.consistency import Asynchronous
 from shoal.job import Job
 from shoal.v1 import coordinator_pb2, group_pb2, job_pb2, token_pb2
@@ -24,9 +24,11 @@ from shoal_coordinator.access import Access
 from shoal_coordinator.api import CoordinatorService, GroupsService, JobsService, TokensService
 from shoal_coordinator.groups import GroupRegistry
 from shoal_coordinator.logins import Logins
+from shoal_server.calling_server import CallingServer
 from shoal_server.checkpoints import CheckpointWriter
 from shoal_server.metrics import ServerMetrics
 from shoal_server.pools import call_pools
+from shoal_server.replication import Copies
 from shoal_server.serving import DataService, EndpointConfig, EndpointGroup, ParameterServerServicer
 from support.clusters.coordinator_rig import Rig
 from support.fuzzing.campaign import BadStatus, Target
@@ -204,9 +206,13 @@ class ServerHandlers(_Handlers):
         self._writer = CheckpointWriter(open_storage(self._folder.name), "s")
         service = DataService(self._store, metrics)
         endpoints = EndpointGroup(service, config)
-        servicer = ParameterServerServicer(self._store, endpoints, service=service, threads=pools, writer=self._writer)
-        data = ("Pull", "Push", "Assign", "Commit")
-        self.add(servicer, [it for it in methods_of(pb, "ParameterServer") if it[0] not in data])
+        copies = Copies(self._store, lambda _: CallingServer("s", 1, NO_CREDENTIALS))
+        servicer = ParameterServerServicer(
+            self._store, endpoints, service=service, copies=copies, threads=pools, writer=self._writer
+        )
+        # The last one connects to the address in its request.
+        left_out = ("Pull", "Push", "Assign", "Commit", "AddBackup")
+        self.add(servicer, [it for it in methods_of(pb, "ParameterServer") if it[0] not in left_out])
         self.drawer = Drawer(
             WORDS | {"name": [*VARIABLES], "shape": [2, 3, 6], "cut": [1], "number": [1], "rank": [0, 1]}
         )

@@ -90,7 +90,7 @@ def store(most_bytes: int = 64 << 20) -> ShardStore:
         seed=0,
     )
     found.create(config, [shard.layout for shard in placement().shards])
-    found.group_at_any_generation(JOB).admit(WORKER, 1, 0)
+    found.groups_of(JOB)[0].admit(WORKER, 1, 0)
     return found
 
 

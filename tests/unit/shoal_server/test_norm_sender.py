@@ -15,7 +15,8 @@ from shoal.status import UndeliveredNorm
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import parameter_server_pb2_grpc
 from shoal_server import norm_sender
-from shoal_server.norm_sender import CallingServer, NormSender
+from shoal_server.calling_server import CallingServer
+from shoal_server.norm_sender import NormSender
 from shoal_server.shards import JobShardConfig, Peer
 from support.waiting import wait_until
 

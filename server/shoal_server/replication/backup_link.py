@@ -1,0 +1,176 @@
+"""Backup link: the backup's end of the connection from the primary of one lock group."""
+
+import select
+import threading
+from contextlib import suppress
+
+from shoal import errors
+from shoal._memory.buffers import BufferPool
+from shoal._transport import Connection, Frame, decoded, send_error
+from shoal.v1 import replica_pb2
+from shoal_server.replication.pieces import fill, received_place
+from shoal_server.shards import LockGroup, Payload, decode_input
+
+# Seconds for the primary to open its second lane, and for inputs in progress to end.
+_SECOND_LANE_S, _END_S = 10.0, 60.0
+# What travels with the inputs, but has no number.
+_NO_INPUTS = {"gradient_dropped", "values_hash"}
+
+
+class BackupLink:
+    """Receives a copy of a group, and then its inputs.
+
+    Args:
+        group: the backup.
+        lane: the lane on which the primary sends.
+        term: the term of the primary.
+        memory: provides memory for gradients.
+
+    Attributes:
+        term, group: as given.
+        complete: whether the group has all values, so that it may be promoted.
+    """
+
+    def __init__(self, group: LockGroup, lane: Connection, term: int, memory: BufferPool) -> None:
+        self.group, self._lane, self.term, self._memory = group, lane, term, memory
+        self.complete = False
+        self._changed = threading.Condition()  # guards _copies, _stopped and _ended
+        self._copies: Connection | None = None  # the lane on which this end sends
+        self._stopped = self._ended = False
+        self._gradients: dict[int, Payload] = {}
+        self._inputs: list[replica_pb2.ReplicaInput] = []  # those that arrived before the values
+        self._last = 0  # number of the last input that arrived
+
+    def run(self) -> None:
+        """Receives until the connection ends.
+
+        Raises:
+            ShoalError: why it ended.
+        """
+        try:
+            self._receive()
+        except errors.ShoalError as error:
+            self._tell(error)
+            raise
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+            if self._copies:
+                self._copies.close()  # so that the primary learns that nothing is confirmed any more
+
+    def stop(self) -> None:
+        """Ends the connection, and waits until the inputs that have arrived are carried out.
+
+        Raises:
+            Overloaded: they take too long.
+        """
+        with self._changed:
+            self._stopped = True
+        self._lane.close()
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._ended, _END_S):
+                raise errors.Overloaded(f"inputs of {self.group.config.name} take longer than {_END_S:g} s; try again")
+
+    def answer_on(self, copies: Connection) -> None:
+        """Uses a lane for answers, until the primary closes it.
+
+        Raises:
+            Unreachable: it was closed.
+        """
+        copies.send(Frame.END)
+        with self._changed:
+            self._copies = copies
+            self._changed.notify_all()
+        ends = select.poll()
+        ends.register(copies, select.POLLIN | select.POLLRDHUP)
+        ends.poll()
+        raise errors.Unreachable(f"{copies.peer} ended the connection of a replica")
+
+    def _receive(self) -> None:
+        lane = self._lane
+        kind = lane.begin()
+        if kind is not Frame.STATE:
+            raise errors.BadFrame(f"{lane.peer} sent {kind.name} before the state of a replica")
+        state, missing = decoded(replica_pb2.GroupState, lane), self.group.stored_elements
+        while True:
+            if not missing and not self.complete:
+                self.group.load(state, self._taken)
+                self.complete = True
+                self._confirm()
+                self._carry_out(self._inputs)
+                self._inputs = []
+            kind = lane.begin()
+            if kind is Frame.SLOTS:
+                missing -= self._fill_values()
+            elif kind is Frame.GRADIENT:
+                self._fill_gradient()
+            elif kind is Frame.INPUTS:
+                self._take_inputs(decoded(replica_pb2.ReplicaInputs, lane))
+            else:
+                raise errors.BadFrame(f"{lane.peer} sent {kind.name} on the connection of a replica")
+
+    def _fill_values(self) -> int:
+        place, taken = received_place(self._lane)
+        if self.complete:
+            raise errors.BadFrame(f"{self._lane.peer} sent values of a replica that is complete")
+        return fill(self._lane, taken, self.group.array(place.slab, place.slot), place.start)
+
+    def _fill_gradient(self) -> None:
+        place, taken = received_place(self._lane)
+        payload = self._gradients.setdefault(place.gradient, {})
+        if place.slab not in payload:
+            values = self.group.array(place.slab, "")
+            payload[place.slab] = self._memory.take(values.nbytes).view(values.dtype)
+        fill(self._lane, taken, payload[place.slab], place.start)
+
+    def _taken(self, number: int) -> Payload:
+        return self._gradients.pop(number, {})
+
+    def _take_inputs(self, message: replica_pb2.ReplicaInputs) -> None:
+        for it in message.inputs:
+            if it.WhichOneof("input") in _NO_INPUTS:
+                continue
+            if it.number != self._last + 1:
+                raise errors.BadFrame(f"{self._lane.peer} sent input {it.number} after input {self._last}")
+            self._last = it.number
+        if not self.complete:
+            self._inputs += message.inputs
+            return
+        self._confirm()  # before they are carried out: what has arrived is not lost with the primary
+        self._carry_out(message.inputs)
+
+    def _carry_out(self, inputs: "list[replica_pb2.ReplicaInput]") -> None:
+        for it in inputs:
+            match it.WhichOneof("input"):
+                case "gradient_dropped":
+                    self._gradients.pop(it.gradient_dropped, None)
+                case "values_hash":
+                    self.group.check_hash(it.values_hash)
+                case _:
+                    self.group.follow(decode_input(it, self._taken))
+
+    def _confirm(self) -> None:
+        """Tells the primary which inputs have arrived.
+
+        Raises:
+            Unreachable: the primary is gone, or has not opened its second lane.
+        """
+        with self._changed:
+            if self._stopped:
+                raise errors.Moved(f"this server is the primary of these shards of {self.group.config.name} now")
+            self._changed.wait_for(lambda: self._copies, _SECOND_LANE_S)
+            copies = self._copies
+        if not copies:
+            raise errors.Unreachable(f"{self._lane.peer} has not opened the second lane of a replica")
+        copies.send(Frame.COPIED, [replica_pb2.Copied(number=self._last).SerializeToString()])
+
+    def _tell(self, error: errors.ShoalError) -> None:
+        """Tells the primary why the connection ends."""
+        copies = self._copies
+        if copies and not copies.closed and not isinstance(error, errors.Unreachable):
+            with suppress(errors.ShoalError):
+                send_error(copies, error)
+
+
+__all__ = ["BackupLink"]

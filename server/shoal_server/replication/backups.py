@@ -1,0 +1,143 @@
+"""Backups: the lock groups that this server keeps for primaries on other servers."""
+
+import threading
+from collections.abc import Callable
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from shoal import errors
+from shoal._security import AccessRole, Authorizer, open_authorizer
+from shoal._transport import Connection, Frame, send_error
+from shoal._wire import ShardLayout
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1 import replica_pb2
+from shoal_server.optimizers import compilation
+from shoal_server.replication.backup_link import BackupLink
+from shoal_server.shards import JobShardConfig, LockGroup, ShardStore
+
+_log = structlog.get_logger(__name__)
+
+
+class Backups:
+    """The connections from primaries.
+
+    Args:
+        store: the shards; gets the backups.
+        authorizer: checks that the callers are servers.
+        on_broken: called on any thread when the connection from a primary has broken.
+    """
+
+    def __init__(
+        self, store: ShardStore, authorizer: Authorizer | None = None, on_broken: Callable[[], object] = bool
+    ) -> None:
+        self._store, self._authorizer, self._on_broken = store, authorizer or open_authorizer(), on_broken
+        self._lock = threading.Lock()  # guards _links; nothing is called under it
+        self._links: dict[tuple[str, int], BackupLink] = {}  # by job and number of the group
+
+    def serve(self, lane: Connection, payload: memoryview) -> None:
+        """Serves one connection of a replica until it ends.
+
+        Args:
+            lane: the connection.
+            payload: its first frame.
+
+        Raises:
+            ShoalError: why it ended. The other end has received a refusal.
+        """
+        try:
+            hello = replica_pb2.ReplicaHello.FromString(bytes(payload))
+        except DecodeError as error:
+            raise errors.BadFrame(f"a ReplicaHello cannot be read: {error}") from None
+        try:
+            self._check_caller(lane, hello)
+            if hello.direction == replica_pb2.ReplicaHello.COPIES:
+                link = self._link_of(hello)
+            else:
+                link = self._accept(lane, hello)
+        except errors.ShoalError as error:
+            send_error(lane, error)
+            raise
+        if hello.direction == replica_pb2.ReplicaHello.COPIES:
+            link.answer_on(lane)
+        else:
+            self._follow(link)
+
+    def promote(self, request: pb.PromoteRequest) -> int:
+        """Makes a backup the primary, and returns its version.
+
+        Raises:
+            Moved: the copy is not complete, or the term is over.
+            StaleGeneration, UnknownJob, UnknownShard: this server does not have the group.
+        """
+        group = self._store.held(request.job, request.generation, request.group)
+        with self._lock:
+            link = self._links.get((request.job, request.group))
+        if link and link.group is group:
+            group.check_term(request.term)
+            link.stop()
+            if not link.complete:
+                raise errors.Moved(f"{request.job}: this server has no complete copy of lock group {request.group}")
+        return group.promote(request.term)
+
+    def _check_caller(self, lane: Connection, hello: replica_pb2.ReplicaHello) -> None:
+        identity = lane.identity
+        if identity is None:
+            return
+        self._authorizer.check_participant(identity, hello.job, hello.server, hello.incarnation, reading=False)
+        if identity.role is not AccessRole.PEER:
+            raise errors.Forbidden(f"{identity.name!r} is no server, so it cannot keep a backup here", job=hello.job)
+
+    def _link_of(self, hello: replica_pb2.ReplicaHello) -> BackupLink:
+        with self._lock:
+            link = self._links.get((hello.job, hello.group))
+        if not link or link.term != hello.term:
+            raise errors.Moved(f"{hello.job}: this server has no copy of lock group {hello.group} at term {hello.term}")
+        return link
+
+    def _accept(self, lane: Connection, hello: replica_pb2.ReplicaHello) -> BackupLink:
+        """Makes the memory of a backup. It replaces a backup of an earlier term."""
+        if hello.kernels != compilation.processor():
+            raise errors.UnequalKernels(
+                f"the kernels of {hello.server} are for {hello.kernels}, and those of this server for "
+                f"{compilation.processor()}; their results may differ, so one cannot be the backup of the other. "
+                "Use servers with the same kind of processor, or Shoal's image, whose kernels are for processor levels"
+            )
+        config = JobShardConfig.from_proto(hello.config)
+        layouts = [ShardLayout.from_proto(shard, config.variables) for shard in hello.config.shards]
+        if (config.name, config.generation) != (hello.job, hello.generation):
+            raise errors.BadRequest(f"the configuration of a replica is not that of job {hello.job}")
+        with self._lock:
+            earlier = self._links.get((hello.job, hello.group))
+        group = self._store.add_backup(config, layouts, hello.term)
+        if earlier:
+            earlier.stop()
+        link = BackupLink(group, lane, hello.term, self._store.memory)
+        with self._lock:
+            self._links[hello.job, hello.group] = link
+        lane.send(Frame.END)
+        return link
+
+    def _follow(self, link: BackupLink) -> None:
+        group = link.group
+        try:
+            link.run()
+        except errors.ShoalError as error:
+            if self._is_held(group) and link.complete:
+                group.lose_primary(error.message)
+            if group.broken_replica:
+                _log.warning("the primary of a backup is gone", job=group.config.name, reason=error.message)
+                self._on_broken()
+            raise
+        finally:
+            with self._lock:
+                if self._links.get((group.config.name, group.number)) is link:
+                    del self._links[group.config.name, group.number]
+            if not link.complete:
+                self._store.drop_backup(group)
+
+    def _is_held(self, group: LockGroup) -> bool:
+        return group in self._store.groups()
+
+
+__all__ = ["Backups"]

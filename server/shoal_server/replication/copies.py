@@ -1,0 +1,85 @@
+"""Copies: the lock groups of this server that have a backup or get one, on request of the coordinator."""
+
+import threading
+from collections.abc import Callable
+
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal_server.calling_server import CallingServer
+from shoal_server.replication.primary_link import PrimaryLink
+from shoal_server.shards import CopyState, ShardStore
+
+
+class Copies:
+    """The connections to backups.
+
+    Args:
+        store: the shards.
+        identity: returns who this server is in its calls to the other servers of a job.
+        on_broken: called on any thread when a complete copy was lost.
+    """
+
+    def __init__(
+        self, store: ShardStore, identity: Callable[[str], CallingServer], on_broken: Callable[[], object] = bool
+    ) -> None:
+        self._store, self._identity, self._on_broken = store, identity, on_broken
+        self._lock = threading.Lock()  # guards _links; nothing is called under it
+        self._links: dict[tuple[str, int], PrimaryLink] = {}  # by job and number of the group
+
+    def add(self, request: pb.AddBackupRequest) -> pb.AddBackupReply:
+        """Begins to copy a group to another server, unless that was done, and returns how far the copy is.
+
+        Raises:
+            Moved: this server is not the primary, or the term is over.
+            StaleGeneration, UnknownJob, UnknownShard: this server does not have the group.
+            ShoalError: the copy has failed. The next call begins another one.
+        """
+        group = self._store.group(request.job, request.generation, [request.group])
+        key = request.job, request.group
+        with self._lock:
+            link = self._links.get(key)
+            if link and (link.log.term, link.log.server) != (request.term, request.backup.server):
+                link = None  # of an earlier decision
+            made = None
+            if link is None:
+                made = self._links[key] = link = PrimaryLink(
+                    group, request, self._identity(request.job), self._on_broken
+                )
+        if made:
+            group.check_term(request.term)
+            made.start()
+        if link.failure and link.log.state is not CopyState.BROKEN:
+            with self._lock:
+                if self._links.get(key) is link:
+                    del self._links[key]
+            raise type(link.failure)(link.failure.message, **link.failure.details)
+        return pb.AddBackupReply(complete=link.log.complete, copied_bytes=link.copied_bytes, bytes=group.nbytes)
+
+    def drop(self, request: pb.DropBackupRequest) -> None:
+        """Continues without the backup of a group.
+
+        Raises:
+            Moved: this server is not the primary, or the term is over.
+            StaleGeneration, UnknownJob, UnknownShard: this server does not have the group.
+        """
+        group = self._store.group(request.job, request.generation, [request.group])
+        group.end_copy(request.term)
+        with self._lock:
+            link = self._links.get((request.job, request.group))
+            if link and link.log.state is CopyState.ENDED:
+                del self._links[request.job, request.group]
+
+    def forget(self, job: str) -> None:
+        """Forgets the connections of a job whose shards were dropped. Their groups have closed them."""
+        with self._lock:
+            for key in [key for key in self._links if key[0] == job]:
+                self._links.pop(key).close()
+
+    def close(self) -> None:
+        """Ends all connections."""
+        with self._lock:
+            links, self._links = [*self._links.values()], {}
+        for link in links:
+            link.close()
+
+
+__all__ = ["Copies"]

@@ -1,0 +1,252 @@
+"""Primary link: the primary's end of the connection to the backup of one lock group."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import count
+from weakref import WeakKeyDictionary
+
+import structlog
+
+from shoal import errors
+from shoal._transport import Connection, Frame, GrpcCalls, LaneFactory, Target, decoded, received_error
+from shoal._wire import CallLayout
+from shoal._wire.limits import transfer_s
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1 import replica_pb2
+from shoal_server.calling_server import CallingServer
+from shoal_server.optimizers import compilation
+from shoal_server.replication.pieces import pieces_of
+from shoal_server.shards import CopyStart, CopyState, InputLog, LockGroup, LockGroupEvent, Payload, encode_input
+
+_log = structlog.get_logger(__name__)
+
+# Inputs in one frame at most.
+_BATCH = 256
+# Bytes of gradients that are sent before the copy is complete, and that the backup has to keep meanwhile. Pushes wait
+# for the copy if there are more.
+_MOST_BACKLOG_BYTES = 256 << 20
+_BACKLOG_WAIT_S = 20.0
+
+
+class PrimaryLink:
+    """The connection to a backup. A thread copies the group, and another one receives what the backup has.
+
+    Args:
+        group: the lock group.
+        request: names the group, the term and the backup's server.
+        identity: who this server is.
+        on_broken: called on any thread when the connection of a complete copy has broken.
+
+    Attributes:
+        log: the log of the group.
+        failure: why the copy has failed; None if it has not.
+        copied_bytes: bytes of values and slots that were sent.
+    """
+
+    def __init__(
+        self,
+        group: LockGroup,
+        request: pb.AddBackupRequest,
+        identity: CallingServer,
+        on_broken: Callable[[], object] = bool,
+    ) -> None:
+        self._group, self._request, self._identity, self._on_broken = group, request, identity, on_broken
+        self.log = InputLog(group.config.name, request.term, request.backup.server, self)
+        self.failure: errors.ShoalError | None = None
+        self.copied_bytes = 0
+        self._sending = threading.Lock()  # held while frames are sent on _inputs; no other lock is taken under it
+        self._inputs: Connection | None = None
+        self._lanes: list[Connection] = []
+        self._closed = False
+        self._pending: deque[Callable[[], replica_pb2.ReplicaInput]] = deque()  # each returns an input
+        self._gradients, self._next_ticket = count(1), count(1)
+        self._tickets: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self._backlog = 0  # bytes of gradients that were sent while the copy grew
+
+    def start(self) -> None:
+        """Starts to copy."""
+        threading.Thread(target=self._run, name="copy", daemon=True).start()
+
+    # Called by the log.
+
+    def next_gradient(self) -> int:
+        return next(self._gradients)
+
+    def ticket(self, ticket: object) -> int:
+        number = self._tickets.get(ticket)
+        if number is None:
+            number = self._tickets[ticket] = next(self._next_ticket)
+        return number
+
+    def gradient(self, payload: Payload) -> int:
+        number = self.next_gradient()
+        nbytes = sum(array.nbytes for array in payload.values())
+        if self.log.state is CopyState.GROWING:
+            if self._backlog + nbytes > _MOST_BACKLOG_BYTES:
+                self.log.wait_for_growth(_BACKLOG_WAIT_S)
+            self._backlog += nbytes
+        return number if self._send_gradient(number, payload) else 0
+
+    def add(self, number: int, event: LockGroupEvent, gradient: int) -> None:
+        self._pending.append(lambda: encode_input(event, number, lambda _: gradient, self.ticket))
+
+    def add_hash(self, values_hash: int) -> None:
+        self._pending.append(lambda: replica_pb2.ReplicaInput(values_hash=values_hash))
+
+    def forget(self, gradient: int) -> None:
+        self._pending.append(lambda: replica_pb2.ReplicaInput(gradient_dropped=gradient))
+
+    def flush(self) -> None:
+        if not self._pending or self._closed:
+            return
+        with self._sending:
+            while self._pending and self._inputs and not self._closed:
+                message = replica_pb2.ReplicaInputs()
+                while self._pending and len(message.inputs) < _BATCH:
+                    message.inputs.append(self._pending.popleft()())
+                self._attempt(lambda lane, it=message: lane.send(Frame.INPUTS, [it.SerializeToString()]))
+
+    def close(self) -> None:
+        self._closed = True
+        for lane in [*self._lanes]:
+            lane.close()
+        self._pending.clear()
+
+    def _send_gradient(self, number: int, payload: Payload) -> bool:
+        """Sends the arrays of a push. Returns whether they were sent."""
+        with self._sending:
+            return self._send_arrays(number, payload)
+
+    def _send_arrays(self, number: int, payload: Payload) -> bool:
+        frames = (piece for slab, array in payload.items() for piece in pieces_of(array, gradient=number, slab=slab))
+        return not payload or self._attempt(lambda lane: lane.stream(Frame.GRADIENT, frames, end=False))
+
+    def _attempt(self, send: Callable[[Connection], object]) -> bool:
+        """Sends on the first lane, with `_sending` held. A failure breaks the connection.
+
+        Returns:
+            Whether it was sent.
+        """
+        if not self._inputs or self._closed:
+            return False
+        try:
+            send(self._inputs)
+        except errors.ShoalError as error:
+            self._fail(error)
+            return False
+        return True
+
+    # The copy.
+
+    def _run(self) -> None:
+        try:
+            with self._sending:  # inputs that come meanwhile follow the state
+                inputs = self._open(replica_pb2.ReplicaHello.INPUTS)
+                copies = self._open(replica_pb2.ReplicaHello.COPIES)
+                start = self._group.begin_copy(self.log)
+                self._inputs = inputs
+                try:
+                    inputs.send(Frame.STATE, [start.state.SerializeToString()])
+                    for number, payload in start.gradients.items():
+                        self._send_arrays(number, payload)
+                except BaseException:
+                    start.end()
+                    raise
+            threading.Thread(target=self._receive, args=(copies,), name="copies", daemon=True).start()
+            self._send_values(start)
+        except errors.ShoalError as error:
+            self._fail(error)
+        except Exception as error:
+            _log.exception("a copy failed", job=self._request.job, group=self._request.group)
+            self._fail(errors.InternalError(f"the copy failed: {type(error).__name__}: {error}"))
+
+    def _open(self, direction: replica_pb2.ReplicaHello.Direction) -> Connection:
+        """Opens a lane to the backup's server, and waits until the server has accepted the replica."""
+        request, identity = self._request, self._identity
+        hello = replica_pb2.ReplicaHello(
+            direction=direction,
+            job=request.job,
+            generation=request.generation,
+            group=request.group,
+            term=request.term,
+            server=identity.server,
+            incarnation=identity.incarnation,
+        )
+        if direction == replica_pb2.ReplicaHello.INPUTS:
+            hello.config.CopyFrom(self._group.config.to_proto(shard.layout for shard in self._group.shards))
+            hello.kernels = compilation.processor()
+        with ExitStack() as undo:
+            calls = GrpcCalls(request.backup.address, identity.credentials)
+            undo.callback(calls.close)
+            offer = calls.attach()
+            if not offer.address:
+                raise errors.NotConfigured(
+                    f"{request.backup.server} has no lanes, so it cannot have a backup; start it without --lanes 0"
+                )
+            target = Target(request.backup.address, CallLayout(()), calls, offer, identity.credentials)
+            lane, _ = LaneFactory().connect(target, pb.LaneHello())
+        self._lanes.append(lane)
+        if self._closed:
+            lane.close()
+        lane.send(Frame.REPLICA, [hello.SerializeToString()])
+        kind = lane.begin(within_s=transfer_s(self._group.nbytes))
+        if kind is Frame.ERROR:
+            raise received_error(lane)
+        lane.payload()
+        if kind is not Frame.END:
+            raise errors.BadFrame(f"{lane.peer} answered a replica's hello with {kind.name}")
+        return lane
+
+    def _send_values(self, start: CopyStart) -> None:
+        """Sends the values and slots. Inputs and gradients go in between."""
+        try:
+            for slab, snapshot in enumerate(start.snapshots):
+                for slot, array in (("", snapshot.values), *snapshot.slots.items()):
+                    for piece in pieces_of(array, gradient=0, slab=slab, slot=slot):
+                        with self._sending:
+                            if not self._attempt(lambda lane, it=piece: lane.send(Frame.SLOTS, it)):
+                                return
+                        self.copied_bytes += len(piece[-1])
+        finally:
+            start.end()
+
+    def _receive(self, copies: Connection) -> None:
+        """Receives what the backup has, until the connection ends."""
+        try:
+            while True:
+                self.log.copied(_received_number(copies))
+        except errors.ShoalError as error:
+            self._fail(error)
+        except Exception as error:
+            _log.exception("the connection of a replica failed", job=self._request.job, group=self._request.group)
+            self._fail(errors.InternalError(f"{type(error).__name__}: {error}"))
+
+    def _fail(self, error: errors.ShoalError) -> None:
+        if self._closed:
+            return
+        self.failure = error
+        self.log.fail(error.message)
+        if self.log.state is CopyState.BROKEN:
+            _log.warning(
+                "the connection to a backup broke; answers wait until the coordinator has decided",
+                job=self._request.job,
+                group=self._request.group,
+                server=self._request.backup.server,
+                reason=error.message,
+            )
+            self._on_broken()
+
+
+def _received_number(copies: Connection) -> int:
+    """Waits for the number of the last input that the backup has."""
+    kind = copies.begin()
+    if kind is Frame.ERROR:
+        raise received_error(copies)
+    if kind is not Frame.COPIED:
+        raise errors.BadFrame(f"{copies.peer} sent {kind.name} on the connection of a replica")
+    return decoded(replica_pb2.Copied, copies).number
+
+
+__all__ = ["PrimaryLink"]
