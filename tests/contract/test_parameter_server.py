@@ -828,10 +828,13 @@ def test_jobs_whose_shards_are_created_do_not_delay_the_workers_of_others(monkey
             "optimizer": optim.SGD(0.1).to_proto(),
             "consistency": consistency.Asynchronous().to_proto(),
         }
-        first, *others, abandoned, last = (
-            stub.CreateShards.future(pb.CreateShardsRequest(job=f"new{index}", **settings), timeout=20)
-            for index in range(17)
-        )
+
+        def begin(index: int) -> Any:
+            return stub.CreateShards.future(pb.CreateShardsRequest(job=f"new{index}", **settings), timeout=20)
+
+        first = begin(0)
+        wait_until(lambda: created, what="the first call, because calls may overtake each other")
+        *others, abandoned, last = map(begin, range(1, 17))
         wait_until(lambda: servers.sample("shoal_server_queued_calls", pool="creation") == 16, what="all calls")
         worker = [pb.WorkerFence(worker="a", incarnation=1)]
         servers.admit("a")
@@ -839,9 +842,9 @@ def test_jobs_whose_shards_are_created_do_not_delay_the_workers_of_others(monkey
         assert fenced.committed_steps == [0]
         release = [pb.WorkerRelease(worker="a", incarnation=1)]
         stub.ReleaseWorkers(pb.ReleaseWorkersRequest(job="job", workers=release), timeout=20)
-        stub.DropShards(pb.DropShardsRequest(job="other"), timeout=20)
-        assert created == ["new0"]
         abandoned.cancel()
+        stub.DropShards(pb.DropShardsRequest(job="other"), timeout=20)  # the server learns of the end before this call
+        assert created == ["new0"]
         gate.set()
         for call in (first, *others, last):
             call.result()
