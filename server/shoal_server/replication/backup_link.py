@@ -2,6 +2,7 @@
 
 import select
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 
 from shoal import errors
@@ -140,7 +141,7 @@ class BackupLink:
         self._confirm()  # before they are carried out: what has arrived is not lost with the primary
         self._carry_out(message.inputs)
 
-    def _carry_out(self, inputs: "list[replica_pb2.ReplicaInput]") -> None:
+    def _carry_out(self, inputs: Iterable[replica_pb2.ReplicaInput]) -> None:
         for it in inputs:
             match it.WhichOneof("input"):
                 case "gradient_dropped":

@@ -27,7 +27,7 @@ def pieces_of(array: np.ndarray, *, gradient: int, slab: int, slot: str = "") ->
     step = PIECE_BYTES // array.dtype.itemsize
     for start in range(0, array.size, step):
         place = replica_pb2.ArrayPiece(gradient=gradient, slab=slab, slot=slot, start=start).SerializeToString()
-        yield [_SIZE.pack(len(place)), place, memoryview(array[start : start + step]).cast("B")]
+        yield [_SIZE.pack(len(place)), place, array[start : start + step].data.cast("B")]
 
 
 def received_place(lane: Connection) -> tuple[replica_pb2.ArrayPiece, int]:
@@ -71,7 +71,7 @@ def fill(lane: Connection, taken: int, array: np.ndarray, start: int) -> int:
             f"{array.dtype}"
         )
     target = array[start : start + elements]
-    lane.fill(taken, [memoryview(target).cast("B")])
+    lane.fill(taken, [target.data.cast("B")])
     return elements
 
 

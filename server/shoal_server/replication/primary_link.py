@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from itertools import count
 from weakref import WeakKeyDictionary
@@ -11,7 +11,7 @@ import structlog
 
 from shoal import errors
 from shoal._transport import Connection, Frame, GrpcCalls, LaneFactory, Target, decoded, received_error
-from shoal._wire import CallLayout
+from shoal._wire import Buffer, CallLayout
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import replica_pb2
@@ -106,7 +106,7 @@ class PrimaryLink:
                 message = replica_pb2.ReplicaInputs()
                 while self._pending and len(message.inputs) < _BATCH:
                     message.inputs.append(self._pending.popleft()())
-                self._attempt(lambda lane, it=message: lane.send(Frame.INPUTS, [it.SerializeToString()]))
+                self._attempt(Frame.INPUTS, [[message.SerializeToString()]])
 
     def close(self) -> None:
         self._closed = True
@@ -121,10 +121,10 @@ class PrimaryLink:
 
     def _send_arrays(self, number: int, payload: Payload) -> bool:
         frames = (piece for slab, array in payload.items() for piece in pieces_of(array, gradient=number, slab=slab))
-        return not payload or self._attempt(lambda lane: lane.stream(Frame.GRADIENT, frames, end=False))
+        return not payload or self._attempt(Frame.GRADIENT, frames)
 
-    def _attempt(self, send: Callable[[Connection], object]) -> bool:
-        """Sends on the first lane, with `_sending` held. A failure breaks the connection.
+    def _attempt(self, kind: Frame, payloads: Iterable[Sequence[Buffer]]) -> bool:
+        """Sends frames on the first lane, with `_sending` held. A failure breaks the connection.
 
         Returns:
             Whether it was sent.
@@ -132,7 +132,7 @@ class PrimaryLink:
         if not self._inputs or self._closed:
             return False
         try:
-            send(self._inputs)
+            self._inputs.stream(kind, payloads, end=False)
         except errors.ShoalError as error:
             self._fail(error)
             return False
@@ -162,7 +162,7 @@ class PrimaryLink:
             _log.exception("a copy failed", job=self._request.job, group=self._request.group)
             self._fail(errors.InternalError(f"the copy failed: {type(error).__name__}: {error}"))
 
-    def _open(self, direction: replica_pb2.ReplicaHello.Direction) -> Connection:
+    def _open(self, direction: replica_pb2.ReplicaHello.Direction.ValueType) -> Connection:
         """Opens a lane to the backup's server, and waits until the server has accepted the replica."""
         request, identity = self._request, self._identity
         hello = replica_pb2.ReplicaHello(
@@ -206,7 +206,7 @@ class PrimaryLink:
                 for slot, array in (("", snapshot.values), *snapshot.slots.items()):
                     for piece in pieces_of(array, gradient=0, slab=slab, slot=slot):
                         with self._sending:
-                            if not self._attempt(lambda lane, it=piece: lane.send(Frame.SLOTS, it)):
+                            if not self._attempt(Frame.SLOTS, [piece]):
                                 return
                         self.copied_bytes += len(piece[-1])
         finally:

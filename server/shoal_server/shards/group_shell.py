@@ -27,7 +27,6 @@ from shoal_server.shards.snapshot import Cut
 from shoal_server.shards.stored_shards import StoredShards
 from shoal_server.shards.updates import Updates
 
-
 # Versions after which a backup compares its values with those of the primary.
 HASHED_VERSIONS = 1_000
 

@@ -192,8 +192,8 @@ class ReplicatedGroup(GroupShell):
             return
         self.close()
         raise errors.InternalError(
-            f"{self.config.name}: at version {version}, the backup of lock group {self.number} has other values than its "
-            "primary, so it was dropped. Please report this, with the logs of both servers"
+            f"{self.config.name}: at version {version}, the backup of lock group {self.number} has other values than "
+            "its primary, so it was dropped. Please report this, with the logs of both servers"
         )
 
     def promote(self, term: int) -> int:

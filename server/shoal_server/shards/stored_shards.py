@@ -83,7 +83,7 @@ class StoredShards:
         checksum = 0
         for slab in self.slabs:
             for array in (slab.values, *slab.slots.values()):
-                checksum = zlib.crc32(memoryview(array).cast("B"), checksum)
+                checksum = zlib.crc32(array.data.cast("B"), checksum)
         return checksum
 
     def leave_to_readers(self, memory: BufferPool) -> None:

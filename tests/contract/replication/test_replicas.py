@@ -1,7 +1,10 @@
 """Replicas over real connections: a primary and a backup of a lock group in two servers of this process."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from itertools import chain, repeat
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,54 +13,87 @@ from shoal import _rpc, consistency, errors, initializers, optim
 from shoal._training.parameters import ParameterClient
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
-from shoal_server.shards import LockGroup
+from shoal_server.optimizers import compilation
+from shoal_server.shards import LockGroup, Stamp, group_shell
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
 
-VARIABLES = {"w": Variable(shape=(300, 7), initializer=initializers.Normal()), "b": Variable(shape=(7,), dtype="float64")}
+VARIABLES = {
+    "w": Variable(shape=(300, 7), initializer=initializers.Normal()),
+    "b": Variable(shape=(7,), dtype="float64"),
+    "count": Variable(shape=(2,), dtype="int64", trainable=False, aggregation="sum"),
+}
+LARGE = {"w": Variable(shape=(1 << 21,), initializer=initializers.Normal())}  # so large that pushes need permits
 MODES = {
     "sync": consistency.Synchronous(),
     "backup workers": consistency.Synchronous(backup_workers=1),
     "async": consistency.Asynchronous(),
     "ssp": consistency.BoundedStaleness(2),
 }
+OPTIMIZERS = [
+    optim.SGD(0.1),
+    optim.Momentum(0.1),
+    optim.Momentum(0.1, nesterov=True),
+    optim.Adagrad(0.1),
+    optim.RMSProp(0.1),
+    optim.Adam(0.1),
+    optim.AdamW(0.1),
+    optim.FTRL(0.1),
+    optim.Adam(0.1, clip_norm=1.0),
+]
 
 
 class Replicas(ShardServers):
     """Two servers. The shards are on the first one, and the second one gets the backup."""
 
-    def __init__(self, mode: consistency.Consistency, optimizer: optim.Optimizer) -> None:
-        super().__init__(VARIABLES, servers=2, shards=1, mode=mode, optimizer=optimizer)
+    def __init__(
+        self,
+        mode: consistency.Consistency,
+        optimizer: optim.Optimizer,
+        variables: Mapping[str, Variable] = VARIABLES,
+    ) -> None:
+        super().__init__(variables, servers=2, shards=1, mode=mode, optimizer=optimizer)
 
-    def call(self, server: int, method: str, request: object) -> object:
+    def call(self, server: int, method: str, request: object) -> Any:
         with _rpc.as_shoal_errors(f"server-{server}"):
             return getattr(self.stubs[server], method)(request)
 
     def add_backup(self, term: int = 1) -> bool:
         backup = pb.Peer(server="server-1", address=self.addresses[1])
         request = pb.AddBackupRequest(job="job", generation=1, group=0, term=term, backup=backup)
-        return self.call(0, "AddBackup", request).complete  # type: ignore[attr-defined]
+        return bool(self.call(0, "AddBackup", request).complete)
 
     def copy(self, term: int = 1) -> None:
-        wait_until(lambda: self.add_backup(term))
+        wait_until(lambda: self.add_backup(term), what="the copy")
+
+    def drop_backup(self, term: int = 2) -> None:
+        self.call(0, "DropBackup", pb.DropBackupRequest(job="job", generation=1, group=0, term=term))
 
     def promote(self, term: int = 2) -> None:
         self.call(1, "Promote", pb.PromoteRequest(job="job", generation=1, group=0, term=term))
         shards = tuple(replace(it, server="server-1", address=self.addresses[1]) for it in self.placement.shards)
         self.placement = replace(self.placement, shards=shards)
 
+    def lose_connection(self) -> None:
+        """Breaks the connection between the two, and waits until the primary knows."""
+        self.endpoints[1].stop()
+        wait_until(lambda: self.group(0).broken_replica, what="a broken replica")
+
     def group(self, server: int) -> LockGroup:
         (group,) = self.stores[server].groups()
         return group
 
     def bytes_of(self, server: int) -> list[bytes]:
-        group = self.group(server)
         return [
             array.tobytes()
-            for shard in group.shards
+            for shard in self.group(server).shards
             for arena in shard.arenas
             for array in (arena.values, *arena.slots.values())
         ]
+
+    def check_same(self) -> None:
+        wait_until(lambda: self.bytes_of(0) == self.bytes_of(1), what="the same bits")
+        assert not self.group(0).broken_replica
 
 
 @pytest.fixture(params=MODES)
@@ -66,14 +102,21 @@ def replicas(request: pytest.FixtureRequest) -> Iterator[Replicas]:
         yield started
 
 
-def gradients(seed: int) -> dict[str, np.ndarray]:
+def gradients(seed: int, variables: Mapping[str, Variable] = VARIABLES) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(seed)
-    return {"w": draw.normal(size=(300, 7)).astype(np.float32), "b": draw.normal(size=7)}
+    return {name: draw.normal(size=it.shape).astype(it.dtype) for name, it in variables.items() if name != "count"}
 
 
-def step(worker: ParameterClient, seed: int) -> str:
+def step(worker: ParameterClient, seed: int, variables: Mapping[str, Variable] = VARIABLES) -> str:
     worker.pull()
-    return worker.push(gradients(seed)).outcome
+    updates = {"count": np.array([1, seed])} if "count" in variables else None
+    return worker.push(gradients(seed, variables), updates=updates).outcome
+
+
+def train(rig: Replicas, name: str, seeds: Iterable[int], variables: Mapping[str, Variable] = VARIABLES) -> None:
+    with rig.client(name) as worker:
+        for seed in seeds:
+            step(worker, seed, variables)
 
 
 def test_the_backup_has_the_bits_of_the_primary_and_goes_on_as_the_primary(replicas: Replicas) -> None:
@@ -83,28 +126,111 @@ def test_the_backup_has_the_bits_of_the_primary_and_goes_on_as_the_primary(repli
         replicas.copy()
         for seed in range(1, 5):
             step(worker, seed)
-        wait_until(lambda: replicas.bytes_of(0) == replicas.bytes_of(1))
-        last = gradients(9)
+        replicas.check_same()
         worker.pull()
         at = worker.step
-        worker.push(last)
+        worker.push(gradients(9))
     replicas.promote()
     with replicas.client("w0", step=at) as again:
         before = replicas.group(1).version
-        assert again.push(last).outcome == "accepted"
+        assert again.push(gradients(9)).outcome == "accepted"
         assert replicas.group(1).version == before, "the push was applied twice"
         assert step(again, 10) == "accepted"
         assert replicas.group(1).version == before + 1
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda it: str(it)[:24])
+def test_every_optimizer_has_the_same_bits(optimizer: optim.Optimizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_shell, "HASHED_VERSIONS", 2)
+    with Replicas(consistency.Synchronous(), optimizer) as rig:
+        rig.admit("w0"), rig.admit("w1")
+        rig.copy()
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda name: train(rig, name, range(7)), ("w0", "w1")))
+        assert rig.group(0).version == 7
+        rig.check_same()
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_a_copy_is_made_while_large_pushes_go_on(mode: consistency.Consistency) -> None:
+    with Replicas(mode, optim.Momentum(0.1), LARGE) as rig, ThreadPoolExecutor(3) as pool:
+        names = ("w0", "w1", "w2")
+        for name in names:
+            rig.admit(name)
+        training = [pool.submit(train, rig, name, range(12), LARGE) for name in names]
+        wait_until(lambda: rig.group(0).version > 2, what="some updates")
+        rig.copy()
+        for each in training:
+            each.result()
+        rig.check_same()
+
+
+def test_a_staged_push_is_committed_at_the_new_primary(replicas: Replicas) -> None:
+    replicas.admit("w0")
+    replicas.copy()
+    stamp = Stamp("w0", 1, 0)
+    primary = replicas.group(0)
+    with replicas.client("w0") as worker:
+        worker.pull()
+    values = [primary.array(slab, "") for slab in range(2)]
+    payload = {slab: np.ones(array.size, array.dtype) for slab, array in enumerate(values)}
+    assert primary.stage(stamp, 1.0, 0, payload).outcome == "staged"
+    replicas.promote()
+    assert replicas.group(1).commit(stamp).outcome == "accepted"
+    assert replicas.group(1).version == 1
+    replicas.stores[0].clear()  # as when the coordinator has declared the server lost
+    with pytest.raises(errors.UnknownJob):
+        primary.commit(stamp)
+
+
 def test_an_old_primary_acknowledges_nothing_after_a_promotion(replicas: Replicas) -> None:
     replicas.admit("w0")
     replicas.copy()
-    with replicas.client("w0") as worker:
+    with replicas.client("w0") as worker, replicas.client() as reader, ThreadPoolExecutor(2) as pool:
         step(worker, 0)
         replicas.call(1, "Promote", pb.PromoteRequest(job="job", generation=1, group=0, term=2))
         wait_until(lambda: replicas.group(0).broken_replica)
+        calls: list[Future[Any]] = [pool.submit(step, worker, 1), pool.submit(reader.pull)]
+        assert not wait(calls, 0.2).done, "answers of an old primary"
         assert replicas.group(0).broken_replica.primary  # type: ignore[union-attr]
         replicas.stores[0].clear()  # as when the coordinator has declared the server lost
-        with pytest.raises((errors.Moved, errors.UnknownJob)):
-            step(worker, 1)
+        for call in calls:
+            with pytest.raises((errors.Moved, errors.UnknownJob)):
+                call.result()
+
+
+def test_answers_wait_for_a_lost_backup_until_the_coordinator_has_decided(replicas: Replicas) -> None:
+    replicas.admit("w0")
+    replicas.copy()
+    with replicas.client("w0") as worker, ThreadPoolExecutor(1) as pool:
+        step(worker, 0)
+        replicas.lose_connection()
+        pushed = pool.submit(step, worker, 1)
+        assert not wait([pushed], 0.2).done
+        replicas.drop_backup()
+        assert pushed.result() == "accepted"
+        assert not replicas.group(0).broken_replica
+        with pytest.raises(errors.ShoalError):
+            wait_until(lambda: replicas.add_backup(term=3))
+        assert step(worker, 2) == "accepted", "a copy that fails must not hold anything up"
+        with pytest.raises(errors.Moved, match="term 1 of lock group 0 is over"):
+            replicas.add_backup(term=1)
+
+
+def test_a_backup_refuses_calls_and_an_incomplete_one_its_promotion(replicas: Replicas) -> None:
+    replicas.admit("w0")
+    with pytest.raises(errors.UnknownJob):
+        replicas.promote()
+    replicas.copy()
+    with pytest.raises(errors.Moved, match="only backups"):
+        replicas.call(1, "FenceWorkers", pb.FenceWorkersRequest(job="job"))
+    with pytest.raises(errors.Moved, match="has the backup"):
+        replicas.group(1).fence("w0", 1)
+
+
+def test_a_server_with_other_kernels_is_refused(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "processor", chain(["haswell"], repeat("znver4")).__next__)
+    with pytest.raises(errors.UnequalKernels, match="server-0 are for haswell, and those of this server for znver4"):
+        wait_until(replicas.add_backup)
+    monkeypatch.undo()
+    replicas.copy()
