@@ -199,6 +199,13 @@ class Fenced(ShoalError, code="FENCED", status="ABORTED"):
     """This incarnation was declared lost or was replaced. The cluster refuses all its further calls."""
 
 
+class SecretRefused(Fenced, code="SECRET_REFUSED", status="PERMISSION_DENIED"):
+    """The secret of a registration is not genuine, or is not that of the incarnation that the request names.
+
+    The coordinator may have another store than when it gave the secret. A member then registers again.
+    """
+
+
 # The errors of a server that no longer has the shards of a placement: it was restarted, or the shards were dropped or
 # placed again. For a running job, the caller reports the shards as lost, and the job restarts from a checkpoint.
 SHARDS_LOST = (UnknownJob, UnknownShard, StaleGeneration)
@@ -319,6 +326,7 @@ __all__ = [
     "ProgramNotAllowed",
     "RankLost",
     "RanksDisagree",
+    "SecretRefused",
     "ShoalError",
     "StaleGeneration",
     "StartFailed",

@@ -9,7 +9,7 @@ from shoal_coordinator.decision import Check
 from shoal_coordinator.submitters import check_submitter
 
 
-def check_member(cluster: Cluster, caller: Principal | None, member: str) -> None:
+def check_member(cluster: Cluster, caller: Principal | None, member: str, incarnation: int) -> None:
     """Checks that a caller may speak for a member.
 
     A member belongs to the name of the token, or of the certificate, with which it registered. Several processes may
@@ -20,10 +20,12 @@ def check_member(cluster: Cluster, caller: Principal | None, member: str) -> Non
         cluster: The cluster.
         caller: The caller. None, as in a cluster that asks for no tokens, is not checked.
         member: The member id. An unknown one passes, because the state machine refuses it.
+        incarnation: The incarnation of the member that the request names.
 
     Raises:
         Forbidden: The member is another caller's.
-        Fenced: The secret is that of another incarnation of the member.
+        Fenced: The caller was the member in an earlier incarnation, and names that incarnation.
+        SecretRefused: The secret is that of an earlier incarnation, and the request names another one.
     """
     if caller is None or caller.job or caller.role is AccessRole.ADMIN:
         return
@@ -47,16 +49,23 @@ def check_member(cluster: Cluster, caller: Principal | None, member: str) -> Non
             member=member,
         )
     if caller.member.incarnation != found.incarnation:
-        cluster.members.check(*caller.member)  # raises Fenced
+        if caller.member.incarnation == incarnation:
+            cluster.members.check(*caller.member)  # raises Fenced
+        raise errors.SecretRefused(
+            f"{caller} speaks for incarnation {incarnation} of {role} {member!r} with the secret of incarnation "
+            f"{caller.member.incarnation}; register again",
+            member=member,
+        )
 
 
-def changes(caller: Principal | None, job: str, member: str = "") -> Check:
+def changes(caller: Principal | None, job: str, member: str = "", incarnation: int = 0) -> Check:
     """Returns the check of an event that changes a job.
 
     Args:
         caller: The caller. None, as in a cluster that asks for no tokens, is not checked.
         job: The name of the job.
         member: The member that takes part in the job; empty for a call of its submitter.
+        incarnation: The incarnation of the member that the request names.
 
     Returns:
         The check. It raises as `check_submitter` and `check_member`.
@@ -64,14 +73,20 @@ def changes(caller: Principal | None, job: str, member: str = "") -> Check:
 
     def check(cluster: Cluster) -> None:
         check_submitter(cluster, caller, job)
-        check_member(cluster, caller, member)
+        check_member(cluster, caller, member, incarnation)
 
     return check
 
 
-def speaks_for(caller: Principal | None, member: str) -> Check:
-    """Returns a check of an event of a member; it raises as `check_member`."""
-    return partial(check_member, caller=caller, member=member)
+def speaks_for(caller: Principal | None, member: str, incarnation: int) -> Check:
+    """Returns a check of an event of a member; it takes the same arguments and raises as `check_member`.
+
+    Args:
+        caller: The caller.
+        member: The member id.
+        incarnation: The incarnation of the member that the request names.
+    """
+    return partial(check_member, caller=caller, member=member, incarnation=incarnation)
 
 
 def check_assigned(cluster: Cluster, caller: Principal, job: str, member: str) -> None:
@@ -121,7 +136,7 @@ def check_ticket(cluster: Cluster, caller: Principal, job: str, member: str, inc
     role = cluster.members.check(member, incarnation).role.value if member else ""
     if role:
         check_submitter(cluster, caller, job)
-        check_member(cluster, caller, member)
+        check_member(cluster, caller, member, incarnation)
     check_assigned(cluster, caller, job, member)
     if role and caller.role not in MEMBER_ROLES[role]:
         raise errors.Forbidden(f"{caller} gets no ticket for {role} {member!r}; its own process does")

@@ -137,7 +137,7 @@ class Authorizer:
             secret: the secret; empty if the call shows none.
 
         Raises:
-            Fenced: the secret is not genuine.
+            SecretRefused: the secret is not genuine.
         """
         if not (principal and secret and self._members):
             return principal

@@ -62,11 +62,11 @@ class MemberSecrets:
         """Returns the registration that a secret belongs to.
 
         Raises:
-            Fenced: the secret is not genuine, for example because the coordinator has a new store.
+            SecretRefused: the secret is not genuine, for example because the coordinator has a new store.
         """
         named, _, mac = secret.rpartition(".")
         if len(secret) > _MAX_CHARACTERS or not hmac.compare_digest(self._mac(named), mac.encode()):
-            raise errors.Fenced("the secret of the member is not one of this coordinator; register again")
+            raise errors.SecretRefused("the secret of the member is not one of this coordinator; register again")
         member, _, incarnation = named.rpartition(".")
         return MemberIdentity(member, int(incarnation))
 

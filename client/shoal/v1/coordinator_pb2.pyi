@@ -132,7 +132,9 @@ class RegisterReply(_message.Message):
     """The revision of these ids, for HeartbeatRequest."""
     secret: _builtins.str
     """The secret of this registration. Each later call for the member, for example Heartbeat, Report or GetTicket, carries
-    it in its metadata under the key `shoal-member`. Empty if the cluster asks for no tokens.
+    it in its metadata under the key `shoal-member`. Empty if the cluster asks for no tokens. A call with a secret that
+    is not genuine, or that names another incarnation than its secret, returns PERMISSION_DENIED, SECRET_REFUSED: the
+    coordinator may have a new store, and the member must register again.
     """
     @_builtins.property
     def revoked_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -71,7 +71,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         if load:
             checks.check_load(load)
         heartbeat = events.HeartbeatReceived(request.member, request.incarnation, request.shards, request.bytes, load)
-        assignment = self._coordinator.handle(heartbeat, speaks_for(_rpc.caller(), request.member))
+        assignment = self._coordinator.handle(heartbeat, speaks_for(_rpc.caller(), request.member, request.incarnation))
         interval_s = interval_told_s(self._coordinator.heartbeat_interval_s, server=load is not None)
         return codecs.heartbeat_message(assignment, interval_s, revocations_of(self._access), request.revoked_revision)
 
@@ -79,13 +79,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     def Leave(self, request: members_pb.LeaveRequest, _: grpc.ServicerContext) -> members_pb.LeaveReply:
         cursor = Cursor.from_proto(request.cursor) if request.HasField("cursor") else None
         left = events.MemberLeft(request.member, request.incarnation, cursor)
-        self._coordinator.handle(left, speaks_for(_rpc.caller(), request.member))
+        self._coordinator.handle(left, speaks_for(_rpc.caller(), request.member, request.incarnation))
         return members_pb.LeaveReply()
 
     @_rpc.servicer
     def Drain(self, request: members_pb.DrainRequest, _: grpc.ServicerContext) -> members_pb.DrainReply:
         drain = events.DrainRequested(request.member, request.incarnation)
-        jobs = self._coordinator.handle(drain, speaks_for(_rpc.caller(), request.member))
+        jobs = self._coordinator.handle(drain, speaks_for(_rpc.caller(), request.member, request.incarnation))
         return members_pb.DrainReply(jobs=jobs)
 
     @_rpc.servicer

@@ -138,9 +138,9 @@ def check_of(request: Any) -> Check:
     Raises:
         Forbidden: The caller's ticket is for another participant. The check itself raises as `check_change`.
     """
-    caller, worker = _rpc.caller(), getattr(request, "worker", "")
-    check_own(caller, request.job, worker, getattr(request, "incarnation", 0))
-    return changes(caller, request.job, worker)
+    caller, worker, incarnation = _rpc.caller(), getattr(request, "worker", ""), getattr(request, "incarnation", 0)
+    check_own(caller, request.job, worker, incarnation)
+    return changes(caller, request.job, worker, incarnation)
 
 
 def _message(token: TokenInfo) -> pb.Token:

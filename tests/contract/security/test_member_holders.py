@@ -1,16 +1,22 @@
 """Members that belong to the caller who registered them: calls for a member, and tickets for it."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from shoal import _rpc, errors, optim
 from shoal._security import AccessRole, Credentials
 from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.process import CoordinatorConfig, CoordinatorProcess, start_coordinator
+from shoal_server.process import Server, ServerConfig
 from support.clusters.secure_rig import SecureRig, calls_on_jobs, request_of, secure_rig
+from support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -129,15 +135,57 @@ def test_a_secret_ends_with_its_incarnation(rig: SecureRig) -> None:
         earlier.call(earlier.members.Leave, coordinator_pb2.LeaveRequest(member="gpu", incarnation=first))
         life = later.register(worker_named("gpu", "q")).incarnation
         beat = coordinator_pb2.HeartbeatRequest(member="gpu", incarnation=life)
+        own = coordinator_pb2.HeartbeatRequest(member="gpu", incarnation=first)
+        with pytest.raises(errors.Fenced) as fenced:  # it was the member, and has to register again
+            earlier.call(earlier.members.Heartbeat, own, retry_for_s=0)
+        assert fenced.value.status == "ABORTED"
         genuine = earlier.member_secrets["gpu"]
         for secret in (genuine, genuine.replace(f".{first}.", f".{life}."), "gpu", "gpu.x.y", ".."):
             earlier.member_secrets["gpu"] = secret
-            with pytest.raises(errors.Fenced, match="register again"):
+            with pytest.raises(errors.SecretRefused, match="register again") as refused:
                 earlier.call(earlier.members.Heartbeat, beat, retry_for_s=0)
+            assert refused.value.status == "PERMISSION_DENIED"
         later.call(later.members.Leave, coordinator_pb2.LeaveRequest(member="gpu", incarnation=life))
     finally:
         earlier.close()
         later.close()
+
+
+def test_a_member_outlives_a_restart_and_the_loss_of_the_coordinators_store(tmp_path: Path) -> None:
+    """With the store, its secret stays genuine. With a new store, and so with a new key, it registers again by itself.
+
+    It then has new secrets: the coordinator answers heartbeats, which it would not do without them.
+    """
+    registry, listen = CollectorRegistry, "127.0.0.1:0"
+    with ExitStack() as stack:
+        server: Server | None = None
+        lives = []
+        for store in ("a.db", "a.db", "b.db"):
+            config = CoordinatorConfig(listen=listen, secure=True, store=str(tmp_path / store))
+            coordinator = start_coordinator(config, registry())
+            try:
+                listen = coordinator.address
+                if server is None:
+                    server = Server(ServerConfig("server-0", listen), registry())
+                    stack.callback(server.stop)
+                lives.append(_incarnation_that_sends_heartbeats(coordinator, "server-0"))
+            finally:
+                coordinator.stop()
+    assert lives[0] == lives[1]
+
+
+def _incarnation_that_sends_heartbeats(process: CoordinatorProcess, member: str) -> int:
+    """Waits until the coordinator has answered heartbeats of a member, and returns its incarnation."""
+
+    def found() -> tuple[int, float]:
+        with process.coordinator.reading() as (cluster, _):
+            known = cluster.members.find(member)
+            return (known.incarnation, known.last_seen) if known else (0, 0.0)
+
+    wait_until(lambda: found()[0], what="the registration")
+    first = found()
+    wait_until(lambda: found()[0] == first[0] and found()[1] > first[1], what="the next heartbeat")
+    return first[0]
 
 
 def test_a_member_of_an_earlier_version_needs_no_secret(rig: SecureRig) -> None:

@@ -28,5 +28,5 @@ def test_a_secret_cannot_be_made_without_the_key_nor_be_changed() -> None:
         "é",
         "x" * 9_000,
     ):
-        with pytest.raises(errors.Fenced, match="register again"):
+        with pytest.raises(errors.SecretRefused, match="register again"):
             secrets.identify(forged)
