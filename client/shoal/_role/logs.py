@@ -5,10 +5,14 @@ A trainer loads this module without the rest of a role's process, which it does 
 
 import logging
 import sys
+from typing import Any
 
 import structlog
 
 from shoal._system.terminal import printable
+
+# Levels of nested values of a log line in which texts are found.
+_DEEPEST = 8
 
 
 def configure_logging(log_format: str, level: str, **identity: str) -> None:
@@ -51,7 +55,23 @@ def _without_controls(
     _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
     """Leaves out what a terminal would act on. Reasons of jobs, for example, come from other processes."""
-    return {key: printable(value if isinstance(value, str) else repr(value)) for key, value in event.items()}
+    return {key: _printable(value, _DEEPEST) for key, value in event.items()}
+
+
+def _printable(value: Any, levels: int) -> Any:
+    """Returns a value of a log line, with all its texts without control characters. Other values stay as they are.
+
+    Only an object of an unknown class whose `repr` has such characters becomes a text, and what is nested deeper than
+    `levels`.
+    """
+    if isinstance(value, str):
+        return printable(value)
+    if levels and type(value) is dict:
+        return {_printable(key, levels - 1): _printable(item, levels - 1) for key, item in value.items()}
+    if levels and type(value) in (list, tuple, set, frozenset):
+        return type(value)(_printable(item, levels - 1) for item in value)
+    text = repr(value)
+    return value if printable(text) == text else printable(text)
 
 
 __all__ = ["configure_logging"]

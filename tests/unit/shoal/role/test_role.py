@@ -97,6 +97,29 @@ except ValueError:
     assert not set(done.stderr) & {"\x1b", "\x07", "\x9b", "\u202e"}
 
 
+def test_values_of_a_log_line_keep_their_types_on_the_console() -> None:
+    """A dict is shown as a dict, not as a text in quotes, and the texts in it have no control characters."""
+    code = """
+import structlog
+from shoal._role.logs import configure_logging
+configure_logging("console", "info", role="coordinator")
+bell = "a\x07b"
+counts = {"of jobs": 2, bell: [bell, (1, None)]}
+structlog.get_logger().info("values", counts=counts, names=["c d", bell], ratio=0.5, ready=True, none=None)
+"""
+    environ = os.environ | {"PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True, timeout=60, env=environ
+    )
+    shown = done.stderr
+    assert "counts={'of jobs': 2, 'ab': ['ab', (1, None)]}" in shown
+    assert "names=['c d', 'ab']" in shown
+    assert "ratio=0.5" in shown
+    assert "ready=True" in shown
+    assert "none=None" in shown
+    assert "\\x07" not in shown
+
+
 def test_health_follows_a_roles_life() -> None:
     role, seen, addresses, metrics, helpers = Nothing(), {}, [], [], []
 
