@@ -13,7 +13,7 @@ from resnet import resnet
 from tensorflow import keras
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a ResNet on CIFAR-10 by a loop of your own, on all GPUs.")
     parser.add_argument("--depth", type=int, default=20, help="6n + 2 layers (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=30, help="(default: %(default)s)")
@@ -21,8 +21,11 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.001, help="learning rate (default: %(default)s)")
     parser.add_argument("--devices", nargs="+", help="such as /gpu:0 /gpu:1 (default: all GPUs)")
     parser.add_argument("--checkpoints", default="checkpoints", help="folder (default: %(default)s)")
-    args = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    args = arguments()
     keras.utils.set_random_seed(0)
     strategy = tf.distribute.MirroredStrategy(args.devices)
     batch_size = args.batch_size * strategy.num_replicas_in_sync
