@@ -21,6 +21,7 @@ from shoal.client import Client
 from shoal.v1 import token_pb2
 
 _ROLES = ("coordinator", "server", "worker")
+_AUDIT_LOG = "SHOAL_AUDIT_LOG"
 _LOOPBACK = "127.0.0.1:0"
 # Time that a role has to stop before it is killed.
 _STOP_S = 10.0
@@ -307,6 +308,16 @@ class LocalCluster:
         names = [process.name for process in self.processes if not process.address]
         return f"for {', '.join(names)} (the first start compiles kernels)" if names else ""
 
+    def _audit_flags(self, server: str) -> list[str]:
+        """Returns the options for the audit log of a server: a file beside the coordinator's, because roles share none.
+
+        With a folder or `none`, the server itself chooses.
+        """
+        log = self._env.get(_AUDIT_LOG) or (f"{self._store}.audit.jsonl" if self._store not in ("", "memory") else "")
+        if not log or log == "none" or Path(log).is_dir():
+            return []
+        return ["--audit-log", f"{log.removesuffix('.jsonl')}.{server}.jsonl"]
+
     def _launch(
         self, role: str, index: int, listen: str = _LOOPBACK, page_listen: str = "", metrics_listen: str = _LOOPBACK
     ) -> RoleProcess:
@@ -317,6 +328,8 @@ class LocalCluster:
             flags += ["--page-listen", page_listen]
         else:
             flags += ["--coordinator", self.address, "--name", f"{role}-{index}"]
+        if role == "server":
+            flags += self._audit_flags(f"{role}-{index}")
         if role != "worker" and self._checkpoints:
             flags += ["--checkpoints", self._checkpoints]
         if role == "worker":

@@ -310,7 +310,11 @@ ROWS: dict[str, list[Panel]] = {
                 "{{call}} {{outcome}}": (
                     "sum by (call, outcome) (increase(shoal_coordinator_audit_records_total[$__range]))"
                 ),
+                "servers {{call}} {{outcome}}": (
+                    "sum by (call, outcome) (increase(shoal_server_audit_records_total[$__range]))"
+                ),
                 "lost records": "sum(increase(shoal_coordinator_audit_records_lost_total[$__range]))",
+                "lost records of servers": "sum(increase(shoal_server_audit_records_lost_total[$__range]))",
             },
             text="What the audit log records: see docs/how-to/security.md.",
         ),

@@ -98,7 +98,7 @@ class CoordinatorOptions:
         str,
         typer.Option(
             envvar="SHOAL_AUDIT_LOG",
-            help="File for the audit log. The value `none` means no log.",
+            help="File for the audit log, or a folder for it. The value `none` means no log.",
             show_default="the store's path with .audit.jsonl, or none with --store memory",
         ),
     ] = ""

@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc, errors
 from shoal._checkpoint import CheckpointStorage, open_shared_storage, probe
 from shoal._limits import catalogue
+from shoal._role.audit_log import AuditLog, audit_file
 from shoal._security import NO_CREDENTIALS, AccessFile, AccessRole, Authorizer, Credentials, open_authorizer
 from shoal.v1 import coordinator_pb2_grpc, group_pb2_grpc, job_pb2_grpc, token_pb2_grpc
 from shoal_coordinator.access import Access
 from shoal_coordinator.api import CoordinatorService, GroupsService, JobsService, TokensService
-from shoal_coordinator.audit import AUDITED, AuditLog
 from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy, EvenPlacement, JobLimits, PlacementPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.groups import GroupRegistry
@@ -63,7 +63,7 @@ class CoordinatorConfig:
         max_page_watchers: Concurrent streams of updates to pages.
         credentials: What the coordinator presents. With TLS settings, its ports accept TLS only.
         secure: Whether each call must have a token. False allows every caller everything.
-        audit_log: File of the audit log. Empty means one beside the store, and "none" means no log.
+        audit_log: File or folder of the audit log. Empty means a file beside the store, and "none" means no log.
     """
 
     listen: str = "127.0.0.1:7070"
@@ -152,7 +152,7 @@ class CoordinatorProcess:
             self.authorizer = Authorizer(access.verifier, members=access.members) if access else open_authorizer()
             if storage:
                 _probe(storage, needed=self.coordinator.has_live_jobs)
-            self._audit = AuditLog(_audit_file(config), registry)
+            self._audit = AuditLog("coordinator", _audit_file(config), registry)
             undo.callback(self._audit.close)
             self._jobs = JobsService(
                 self.coordinator,
@@ -206,7 +206,6 @@ class CoordinatorProcess:
             credentials=config.credentials,
             authorizer=self.authorizer if self.access else None,
             on_outcome=self._audit.note,
-            audited=AUDITED,
         )
 
     @property
@@ -306,9 +305,8 @@ def start_coordinator(
 
 def _audit_file(config: CoordinatorConfig) -> Path | None:
     """Returns the file of the audit log: the given one, or one beside the store; None for no log."""
-    if config.audit_log:
-        return None if config.audit_log == "none" else Path(config.audit_log)
-    return None if config.store == MEMORY else Path(f"{config.store}.audit.jsonl")
+    beside = None if config.store == MEMORY else Path(f"{config.store}.audit.jsonl")
+    return audit_file(config.audit_log, "coordinator", beside)
 
 
 def _probe(storage: CheckpointStorage, *, needed: bool) -> None:

@@ -73,6 +73,14 @@ Grace = Annotated[
         help="Seconds that the server waits at most, after SIGTERM, for checkpoints of the jobs whose shards it hosts.",
     ),
 ]
+AuditLog = Annotated[
+    str,
+    typer.Option(
+        envvar="SHOAL_AUDIT_LOG",
+        help="File for the audit log, or a folder for it. The value `none` means no log.",
+        show_default="none",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,7 @@ class ServerOptions:
     max_shard_bytes: MaxShardBytes = 0
     max_reader_bytes: MaxReaderBytes = 0
     checkpoints: flags.Checkpoints = ""
+    audit_log: AuditLog = ""
     retry_for: flags.RetryFor = 30.0
     grace_period: Grace = 60.0
     tls_ca: flags.TlsCa = ""
@@ -142,6 +151,7 @@ def server(options: ServerOptions) -> None:
             max_shard_bytes=options.max_shard_bytes,
             max_reader_bytes=options.max_reader_bytes,
             checkpoints=options.checkpoints,
+            audit_log=options.audit_log,
             retry_for_s=options.retry_for,
             leave_grace_s=options.grace_period,
             metrics_address=metrics_address,

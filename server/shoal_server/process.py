@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc
 from shoal._checkpoint import open_shared_storage, probe
 from shoal._limits import catalogue
+from shoal._role.audit_log import AuditLog, audit_file
 from shoal._rpc import CoordinatorClient, MembershipClient
 from shoal._security import NO_CREDENTIALS, AccessRole, Authorizer, Credentials
 from shoal._system import memory_limit, open_files_warning
@@ -63,6 +64,7 @@ class ServerConfig:
     retry_for_s: float = 30.0
     leave_grace_s: float = 60.0
     metrics_address: str = ""
+    audit_log: str = ""
     credentials: Credentials = NO_CREDENTIALS
 
 
@@ -98,8 +100,10 @@ class Server:
         backups = Backups(self.store, self.authorizer, self._on_broken_copy)
         self._service = DataService(self.store, metrics, self.authorizer, backups)
         self._copies = Copies(self.store, self._identity, self._on_broken_copy)
-        self._endpoints = EndpointGroup(self._service, self._endpoint_config(config))
+        self._audit = AuditLog("server", audit_file(config.audit_log, config.name), registry)
         with ExitStack() as undo:
+            undo.callback(self._audit.close)
+            self._endpoints = EndpointGroup(self._service, self._endpoint_config(config))
             undo.callback(self._endpoints.stop)
             self._writer = CheckpointWriter(storage, config.name)
             undo.callback(self._writer.close)
@@ -152,6 +156,7 @@ class Server:
             credentials=config.credentials,
             values=True,
             authorizer=self.authorizer,
+            on_outcome=self._audit.note,
         )
 
     def leave(self, stop_now: threading.Event) -> None:
@@ -189,6 +194,7 @@ class Server:
             receivers=self._pools["push"],
             committers=self._pools["commit"],
             authorizer=self.authorizer,
+            on_outcome=self._audit.note,
         )
 
     def _identity(self, job: str) -> CallingServer:
@@ -227,6 +233,7 @@ class Server:
         self._writer.close()
         for pool in self._pools.values():
             pool.shutdown(wait=True)
+        self._audit.close()
 
 
 def _warn_of_few_files(lanes: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import grpc
 from prometheus_client import (
     CollectorRegistry,
     disable_created_metrics,
@@ -16,6 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shoal._role import process_metrics
 from shoal._training.participant import Report
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_distribute.collectives import GroupTimings, RankTimes
 from shoal_distribute.pipeline.stage_metrics import StageMetrics
@@ -73,6 +76,8 @@ def roles() -> Iterator[dict[str, Scraped]]:
         running.callback(coordinator.stop)
         server = Server(ServerConfig("server-0", coordinator.address), registries["server"])
         running.callback(server.stop)
+        with grpc.insecure_channel(server.address) as channel:  # a control call, which the server counts
+            ParameterServerStub(channel).DropShards(pb.DropShardsRequest(job="none"), timeout=10)
         made: list[WorkerMetrics] = []
 
         def noted(*given: Any) -> WorkerMetrics:

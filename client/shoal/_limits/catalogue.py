@@ -353,6 +353,14 @@ AUDIT_CALLS = _add(
     roles=(),
     excess="not recorded, but counted",
 )
+AUDIT_REPEATS = _add(
+    "AUDIT_REPEATS",
+    4_096,
+    "calls",
+    "the calls that a waiting process repeats, of which an audit log has a record of the last hour",
+    roles=(),
+    excess="the call that was recorded first is recorded again",
+)
 _REPLACES = "the oldest connection of the host is closed"
 HTTP_CONNECTIONS = _add(
     "HTTP_CONNECTIONS", 32, "connections", "the port of `/metrics` and `/healthz`", excess=_REPLACES

@@ -19,7 +19,7 @@ from shoal._rpc.outcomes import OnOutcome, observed
 from shoal._rpc.receiving_pool import Hold
 from shoal._rpc.reception import Reception
 from shoal._rpc.tls_channel import server_credentials
-from shoal._security import NO_CREDENTIALS, OPEN_CALLS, Authorizer, Credentials
+from shoal._security import AUDITED, NO_CREDENTIALS, OPEN_CALLS, Audited, Authorizer, Credentials
 from shoal._system.logs import Log
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
@@ -51,6 +51,8 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.so_reuseport", 0),
 ]
 
+# The calls whose successes count as outcomes, too.
+_AUDITED = frozenset(call for call, audited in AUDITED.items() if audited is not Audited.REFUSED)
 # Threads of essential calls, which wait for nothing but the coordinator's store, and of probes.
 _ESSENTIAL_THREADS, _HEALTH_THREADS = 8, 2
 # Seconds in which cancelled calls end when a server stops.
@@ -213,8 +215,8 @@ class RpcServer:
         credentials: with TLS settings, the port accepts TLS only.
         values: whether calls carry values of variables, so that connections adapt to how much they can carry.
         authorizer: decides who may make which call. None allows all calls.
-        on_outcome: called with the outcome of each unary call that fails, and of each call that `authorizer` refuses.
-        audited: unary methods, as SERVICE/METHOD, whose successful calls `on_outcome` gets, too.
+        on_outcome: called with the outcome of each call that fails, that `authorizer` refuses, or whose permitted calls
+            audit logs record (`AUDITED`).
 
     Raises:
         PortInUse: the port is in use.
@@ -234,7 +236,6 @@ class RpcServer:
         values: bool = False,
         authorizer: Authorizer | None = None,
         on_outcome: OnOutcome | None = None,
-        audited: Collection[str] = (),
     ) -> None:
         if credentials.tls:
             credentials.tls.check_serves()
@@ -250,7 +251,7 @@ class RpcServer:
         )
         self._health = Health()
         # As far as generated code uses a server.
-        registrar: Any = _Registrar(self._server, self._reception, self._pools, essential, on_outcome, audited)
+        registrar: Any = _Registrar(self._server, self._reception, self._pools, essential, on_outcome)
         registrar.add_registered_method_handlers(HEALTH, self._health.handlers())
         for _, add, implementation in services:
             add(implementation, registrar)
@@ -328,10 +329,9 @@ class _Registrar:
         pools: _Pools,
         essential: Collection[str],
         on_outcome: OnOutcome | None,
-        audited: Collection[str],
     ) -> None:
         self._server, self._reception, self._pools, self._essential = server, reception, pools, essential
-        self._on_outcome, self._audited = on_outcome, audited
+        self._on_outcome = on_outcome
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
         """Does nothing: `add_registered_method_handlers` creates the generic handlers."""
@@ -343,31 +343,26 @@ class _Registrar:
         self._server.add_registered_method_handlers(service, received)
 
     def _received(self, service: str, name: str, handler: Any) -> Any:
+        call = f"{service}/{name}"
         arity = ("unary", "stream")[handler.request_streaming] + ("_unary", "_stream")[handler.response_streaming]
         behavior = getattr(handler, arity)
         kind = CallClass.ORDINARY
-        if f"{service}/{name}" in self._essential:
+        if call in self._essential:
             kind, threads = CallClass.ESSENTIAL, self._pools.essential
-        elif f"{service}/{name}" in OPEN_CALLS:
+        elif call in OPEN_CALLS:
             kind, threads = CallClass.OPEN, self._pools.health
         elif service == reflection.SERVICE_NAME:
             threads = self._pools.reflection
         else:
             threads = getattr(behavior, "experimental_thread_pool", None) or self._pools.ordinary
-        pool = self._reception.pool(
-            f"{service}/{name}",
-            threads,
-            streaming=handler.request_streaming,
-            kind=kind,
-            hold=requests.holding(getattr(behavior, "hold", None)),
-        )
+        hold = requests.holding(getattr(behavior, "hold", None))
+        pool = self._reception.pool(call, threads, streaming=handler.request_streaming, kind=kind, hold=hold)
         if getattr(behavior, "replies_encoded", False):
             handler = handler._replace(response_serializer=None)
         if handler.request_deserializer:
             handler = handler._replace(request_deserializer=requests.Decoder(handler.request_deserializer, name))
-        if self._on_outcome and arity == "unary_unary":
-            successes = f"{service}/{name}" in self._audited
-            behavior = observed(f"{service}/{name}", behavior, self._on_outcome, successes=successes)
+        if self._on_outcome:
+            behavior = observed(call, behavior, self._on_outcome, successes=call in _AUDITED, arity=arity)
         return handler._replace(**{arity: _InPool(behavior, pool)})
 
 

@@ -1,8 +1,9 @@
 """Access control of a cluster, and protection of its connections.
 
-Tokens and tickets identify callers, and `permissions` says which calls each of them may make. Processes find their
-tokens in access files, and `port_check` keeps tokens from other users and from networks without TLS. `certificates` and
-`tls` protect connections. `credentials` has what a process presents to others.
+Tokens and tickets identify callers. `permissions` says which calls each of them may make, and `audited_calls` says
+which calls audit logs record. Processes find their tokens in access files, and `port_check` keeps tokens from other
+users and from networks without TLS. `certificates` and `tls` protect connections. `credentials` has what a process
+presents to others.
 
 `_rpc`, `_transport`, `_role`, `_cli`, `client` and the roles import it. It imports nothing of Shoal except `errors` and
 `_system`, and no grpc. This module does not import `certificates`, `tls` and `tokens`: code that needs them imports
@@ -10,6 +11,7 @@ them directly. They import `cryptography`, which is slow to import, and which a 
 """
 
 from shoal._security.access_files import AccessFile, TokenSource
+from shoal._security.audited_calls import AUDITED, REFUSALS, Audited
 from shoal._security.authorizer import Authorizer, open_authorizer
 from shoal._security.bearer import MAX_TOKEN_BYTES, authorization, token_in
 from shoal._security.credentials import NO_CREDENTIALS, VARIABLES, Credentials
@@ -28,6 +30,7 @@ from shoal._security.role_names import NAMED_ROLES, role_name
 from shoal._security.tls_errors import NO_TLS, explained
 
 __all__ = [
+    "AUDITED",
     "CHECK_EVERY_S",
     "GIVEN_ROLES",
     "HOLDER_RULE",
@@ -42,9 +45,11 @@ __all__ = [
     "OPEN_CALLS",
     "PAGE_ROLES",
     "PERMISSIONS",
+    "REFUSALS",
     "VARIABLES",
     "AccessFile",
     "AccessRole",
+    "Audited",
     "Authorizer",
     "Credentials",
     "MemberIdentity",

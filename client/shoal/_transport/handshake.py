@@ -96,16 +96,24 @@ class TicketSecurity(TokenSecurity):
     Args:
         token: token of the server, for a cluster that asks for no tickets.
         authorizer: checks tickets.
+        on_outcome: called with each hello that is refused, on the thread of its connection.
     """
 
-    def __init__(self, token: bytes, authorizer: Authorizer) -> None:
+    def __init__(self, token: bytes, authorizer: Authorizer, on_outcome: _rpc.OnOutcome = lambda _: None) -> None:
         super().__init__(token)
-        self._authorizer = authorizer
+        self._authorizer, self._on_outcome = authorizer, on_outcome
 
     def identify(self, credential: bytes, peer: str) -> Principal | None:
-        if self._authorizer.is_open:
-            return super().identify(credential, peer)
-        return self._authorizer.authorize(_LANE_CALL, credential.decode("ascii", errors="replace"))
+        who: list[Principal] = []
+        try:
+            if self._authorizer.is_open:
+                return super().identify(credential, peer)
+            ticket = credential.decode("ascii", errors="replace")
+            return self._authorizer.authorize(_LANE_CALL, ticket, on_identified=who.append)
+        except errors.ShoalError as why:
+            host = peer.rpartition(":")[0]
+            self._on_outcome(_rpc.CallOutcome(_LANE_CALL, next(iter(who), None), host, why.status, reason=why.message))
+            raise
 
 
 def open_handshake(

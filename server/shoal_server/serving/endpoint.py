@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from shoal._limits import catalogue
+from shoal._rpc import OnOutcome
 from shoal._security import NO_CREDENTIALS, Authorizer, Credentials, open_authorizer
 from shoal._transport import STALL_S
 from shoal.v1 import parameter_server_pb2 as pb
@@ -32,6 +33,8 @@ class EndpointConfig:
         stall_s: seconds without progress after which a pull or push is ended.
         clock: monotonic clock by which `stall_s` is measured, in seconds.
         authorizer: decides which clients may connect.
+        on_outcome: called with each call, of a transport that is not gRPC, that is refused because of its caller's
+            identity. It does not wait.
     """
 
     host: str
@@ -46,6 +49,7 @@ class EndpointConfig:
     stall_s: float = STALL_S
     clock: Callable[[], float] = time.monotonic
     authorizer: Authorizer = field(default_factory=open_authorizer)
+    on_outcome: OnOutcome = lambda _: None
 
 
 class Endpoint:

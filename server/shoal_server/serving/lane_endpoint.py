@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, _tracing, errors
 from shoal._limits import catalogue
+from shoal._security import REFUSALS
 from shoal._system import host_id
 from shoal._transport import (
     PARAMETER_SERVER,
@@ -48,6 +49,8 @@ from shoal_server.shards import ValueReader
 M = TypeVar("M", bound=Message)
 _log = structlog.get_logger(__name__)
 
+# The service of the calls on a lane, each of which has the name of its frame.
+_SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServer"].full_name
 # Limits of a client's segment. The client allocates it, so it counts against the client's memory.
 _MAX_REGIONS = 16
 _MEMORY_PAGE = 4096
@@ -76,11 +79,11 @@ class LaneEndpoint(Endpoint):
             self._listener = Listener(
                 _rpc.listen(config.host, config.lane_port, "--lane-port"),
                 PARAMETER_SERVER,
-                lambda lane: LaneHandler(lane, service),
+                lambda lane: LaneHandler(lane, service, on_outcome=config.on_outcome),
                 limits=ListenerLimits(
                     catalogue.LANES, catalogue.HOST_LANES, most=config.lanes, most_of_host=config.host_lanes
                 ),
-                security=secured(TicketSecurity(token, config.authorizer), config.credentials),
+                security=secured(TicketSecurity(token, config.authorizer, config.on_outcome), config.credentials),
                 name="lane",
                 advice="call it by gRPC",
             )
@@ -125,10 +128,17 @@ class LaneHandler:
         lane: the accepted connection.
         service: carries out the calls.
         transport: transport under which bytes are counted, unless memory is shared.
+        on_outcome: called with each call that is refused because of its caller's identity.
     """
 
-    def __init__(self, lane: Connection, service: DataService, transport: str = "lane") -> None:
-        self._transport = transport
+    def __init__(
+        self,
+        lane: Connection,
+        service: DataService,
+        transport: str = "lane",
+        on_outcome: _rpc.OnOutcome = lambda _: None,
+    ) -> None:
+        self._transport, self._on_outcome = transport, on_outcome
         self._lane, self._service, self._metrics = lane, service, service.metrics
         self._reader = ValueReader(lane.peer.rpartition(":")[0], lane.close)
         self._segment: Segment | None = None
@@ -201,6 +211,9 @@ class LaneHandler:
         try:
             call(payload)
         except errors.ShoalError as error:
+            if error.status in REFUSALS:
+                name, host = f"{_SERVICE}/{kind.name.title()}", self._lane.peer.rpartition(":")[0]
+                self._on_outcome(_rpc.CallOutcome(name, _rpc.caller(), host, error.status, reason=error.message))
             if self._lane.closed:
                 raise
             send_error(self._lane, error)

@@ -51,12 +51,12 @@ class SecureRig:
 
 
 @contextmanager
-def secure_rig(**options: Any) -> Iterator[SecureRig]:
+def secure_rig(server_audit_log: str = "", **options: Any) -> Iterator[SecureRig]:
     """Starts the cluster, and stops it at the end of the block. `options` are more of the coordinator's."""
     config = CoordinatorConfig(listen="127.0.0.1:0", secure=True, **options)
     coordinator = start_coordinator(config, CollectorRegistry())
     try:
-        server = Server(ServerConfig("server-0", coordinator.address), CollectorRegistry())
+        server = Server(ServerConfig("server-0", coordinator.address, audit_log=server_audit_log), CollectorRegistry())
         try:
             access = coordinator.access
             assert access is not None

@@ -159,3 +159,24 @@ def test_a_folder_of_programs_may_be_given_alone(
 def test_a_wrong_argument_is_refused_before_anything_starts(options: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.BadRequest, match=message):
         LocalCluster(**options)
+
+
+@pytest.mark.parametrize(
+    ("store", "log", "wanted"),
+    [
+        ("a.db", "", "a.db.audit.server-1.jsonl"),
+        ("a.db", "b.jsonl", "b.server-1.jsonl"),
+        ("", "b.jsonl", "b.server-1.jsonl"),
+        ("", "", ""),
+        ("memory", "", ""),
+        ("a.db", "none", ""),
+        ("a.db", ".", ""),  # in a folder, each role has a file of its own
+    ],
+)
+def test_each_server_has_an_audit_log_beside_the_coordinators(
+    started: list[list[str]], store: str, log: str, wanted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with LocalCluster(2, 0, store=store, env={"SHOAL_AUDIT_LOG": log}):
+        got = [value_of(flags, "--audit-log") for flags in started if "--audit-log" in flags]
+    assert got == ([wanted.replace("server-1", "server-0"), wanted] if wanted else [])
