@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ from prometheus_client import CollectorRegistry
 
 import shoal
 from shoal import errors
-from shoal._security import PERMISSIONS, AccessRole, Principal
+from shoal._security import NO_CREDENTIALS, PERMISSIONS, AccessRole, Credentials, Principal
 from shoal._security.tokens import TokenSigner
 from shoal.session import Session
 from shoal.v1 import job_pb2
 from shoal_coordinator.access import Access
 from shoal_coordinator.process import CoordinatorConfig, CoordinatorProcess, start_coordinator
 from shoal_server.process import Server, ServerConfig
+from support.certificates import credentials
 
 
 @dataclass(frozen=True)
@@ -51,16 +53,29 @@ class SecureRig:
 
 
 @contextmanager
-def secure_rig(server_audit_log: str = "", **options: Any) -> Iterator[SecureRig]:
-    """Starts the cluster, and stops it at the end of the block. `options` are more of the coordinator's."""
-    config = CoordinatorConfig(listen="127.0.0.1:0", secure=True, **options)
+def secure_rig(server_audit_log: str = "", certificates: Path | None = None, **options: Any) -> Iterator[SecureRig]:
+    """Starts the cluster, and stops it at the end of the block.
+
+    Args:
+        server_audit_log: the audit log of the server.
+        certificates: a folder of certificates. With it, the cluster uses TLS.
+        options: more of the coordinator's.
+    """
+
+    def presented(role: str) -> Credentials:
+        return credentials(certificates, role) if certificates else NO_CREDENTIALS
+
+    config = CoordinatorConfig(listen="127.0.0.1:0", secure=True, credentials=presented("coordinator"), **options)
     coordinator = start_coordinator(config, CollectorRegistry())
     try:
-        server = Server(ServerConfig("server-0", coordinator.address, audit_log=server_audit_log), CollectorRegistry())
+        server_config = ServerConfig(
+            "server-0", coordinator.address, audit_log=server_audit_log, credentials=presented("server")
+        )
+        server = Server(server_config, CollectorRegistry())
         try:
             access = coordinator.access
             assert access is not None
-            with shoal.Client(coordinator.address) as client:
+            with shoal.Client(coordinator.address, credentials=presented("admin")) as client:
                 session = client.session("job", variables={"w": np.zeros(3)})
                 try:
                     yield SecureRig(coordinator, server, access, access.signer, client, session)
