@@ -212,6 +212,8 @@ class LockGroup(ReplicatedGroup):
     def pull(self, ticket: PullTicket, stamp: Stamp, ahead: int = 0) -> None:
         """Asks for the values. The ticket is answered at once, or when the consistency mode permits it.
 
+        If too many pulls wait, it is refused.
+
         Args:
             ticket: called with the answer.
             stamp: worker, incarnation and step.
@@ -220,7 +222,6 @@ class LockGroup(ReplicatedGroup):
         Raises:
             Fenced: the worker is not admitted.
             BadRequest: the step is out of range, or too far ahead.
-            Overloaded: too many pulls wait here.
         """
         self._advance(events.PullRequested(ticket, stamp.worker, stamp.incarnation, stamp.step, ahead))
 

@@ -237,9 +237,9 @@ class AppliedPushes:
 
     @property
     def cursors(self) -> dict[str, Cursor]:
-        """A copy of the positions, by worker; without those that have none."""
+        """A copy of the positions, by worker, in the order of admission; without those that have none."""
         self.count()
-        return dict(self._cursors)
+        return {worker: self._cursors[worker] for worker in self._counts if worker in self._cursors}
 
     @property
     def workers(self) -> Set[str]:

@@ -3,11 +3,13 @@
 import pytest
 
 from shoal import consistency, errors, optim
+from shoal._wire import Cursor
 from shoal.v1 import parameter_server_pb2 as server_pb
 from shoal.v1 import replica_pb2 as pb
 from shoal_server.shards.machine import pulls
 from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.events import (
+    AnswerCut,
     AnswerPulls,
     CutRequested,
     GrantPermit,
@@ -24,6 +26,7 @@ from shoal_server.shards.machine.events import (
     WorkerFenced,
     WorkerProgress,
     WorkerReleased,
+    only,
 )
 from shoal_server.shards.machine.mode import Apply, PermitLimits
 from shoal_server.shards.machine.state import GroupState
@@ -189,3 +192,20 @@ def test_a_pull_that_waits_counts_as_use() -> None:
     assert state.handle(PullRequested("t", "w0", 1, 0, 1)) == []
     assert written(state).used
     assert not any(isinstance(effect, AnswerPulls) for effect in state.handle(PullRequested("u", "w0", 1, 0, 1)))
+
+
+def test_a_push_that_needs_no_permit_gets_one_and_nothing_is_kept() -> None:
+    state = group(consistency.Asynchronous(), 1)
+    assert state.handle(PushOpened("t", "w0", 1, 0)) == [GrantPermit("t", wanted=True)]
+    assert state.permits.in_use == 0
+
+
+def test_a_cut_lists_workers_in_the_order_in_which_they_joined() -> None:
+    """So that a primary and its backup, which has counted other pushes, say the same."""
+    mode = consistency.Asynchronous()
+    state = group(mode, 2)
+    for rank in (1, 0):
+        state.handle(PushStaged(f"w{rank}", 1, 0, 1.0, 0, 7, Cursor(1, 8)))
+        state.handle(PushCommitted(f"w{rank}", 1, 0))
+    for each in (state, copy_of(state, mode)):
+        assert list(only(each.handle(CutRequested({})), AnswerCut).cursors) == ["w0", "w1"]
