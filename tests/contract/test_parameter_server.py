@@ -400,7 +400,7 @@ class TestBadMessages:
     ) -> None:
         with ShardServers({"w": Variable((400_000,))}, shards=1) as servers, servers.worker("a") as worker:
             packer = Packer(servers.placement)
-            (layout,) = packer.servers.values()
+            (layout,) = packer.groups.values()
             arrays = {"w": np.ones(400_000, np.float32)}
             whole = packer.chunks(layout, CompleteArrays(arrays), [Aggregation.TRAINABLE])
             chunks = spoil([pb.Chunk(shard=0, arena=0, offset=c.offset, data=bytes(c.data)) for c in whole])

@@ -1,4 +1,4 @@
-"""Servers of one placement: a connection to each, calls to all of them, and the change to a newer placement."""
+"""Servers of one placement: a connection to each lock group, calls to all of them, and the change to a newer placement."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ class PlacedServers:
     Attributes:
         placement: the placement in use.
         packer: packer of the placement.
-        connections: one connection for each server, in the placement's order. They change only within `each`.
+        connections: one connection for each lock group, in the placement's order. They change only within `each`.
     """
 
     def __init__(
@@ -187,8 +187,8 @@ class PlacedServers:
         with delayed_gc():
             self.packer = Packer(placement)
         self.connections = [
-            ServerConnection(address, layout, self._setting, self._credentials)
-            for address, layout in self.packer.servers.items()
+            ServerConnection(placement.shards[group].address, layout, self._setting, self._credentials)
+            for group, layout in self.packer.groups.items()
         ]
 
 

@@ -28,6 +28,7 @@ from shoal._wire.layout import (
     rows_of,
     storage_dtype,
     wire_dtype,
+    with_groups,
 )
 from shoal._wire.leases import LATEST_ORDER, DataRange, Lease, NoRange
 from shoal._wire.metric_values import NAMES, is_name, number
@@ -97,6 +98,7 @@ __all__ = [
     "storage_dtype",
     "wire_dtype",
     "with_ellipsis",
+    "with_groups",
     "without_controls",
     "without_middle",
 ]

@@ -111,7 +111,7 @@ class Packer:
 
     Attributes:
         variables: the variables, by name.
-        servers: layout of the calls to each server, by its address.
+        groups: layout of the calls to each lock group, by its name.
         nothing: None for each variable, in the placement's order.
         split: variables that do not lie in one arena with all their rows.
         unlendable: the trainable variables that `lend` cannot yield: they are split, or have another wire dtype.
@@ -119,11 +119,11 @@ class Packer:
 
     def __init__(self, placement: Placement) -> None:
         self.variables = {intern(name): variable for name, variable in placement.variables.items()}
-        self.servers = {
-            address: CallLayout(shard.layout for shard in shards) for address, shards in placement.by_server().items()
+        self.groups = {
+            group: CallLayout(shard.layout for shard in shards) for group, shards in placement.by_group().items()
         }
         self._plans: dict[Slab, SlabPlan] = {}
-        plans = [self.plan(slab) for layout in self.servers.values() for slab in layout.slabs]
+        plans = [self.plan(slab) for layout in self.groups.values() for slab in layout.slabs]
         self.nothing: dict[str, Any] = dict.fromkeys(self.variables)
         # Wire dtypes that differ from the variable's own.
         self._wires = {

@@ -352,6 +352,7 @@ class ShardPlacement(_message.Message):
     BACKUP_FIELD_NUMBER: _builtins.int
     BACKUP_ADDRESS_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """Member id of the server that hosts the shard."""
     address: _builtins.str
@@ -364,6 +365,11 @@ class ShardPlacement(_message.Message):
     term: _builtins.int
     """The number of the coordinator's latest decision about the copies of the shard's lock group. Two placements of one
     generation differ only in servers, backups and terms.
+    """
+    group: _builtins.int
+    """Names the shard's lock group: the smallest index of its shards. Shards that share a server in the first placement of
+    a generation form a lock group, which moves as a whole. Not set by earlier versions: the shards of a server then form
+    a lock group.
     """
     @_builtins.property
     def layout(self) -> Global___ShardLayout:
@@ -378,12 +384,15 @@ class ShardPlacement(_message.Message):
         backup: _builtins.str = ...,
         backup_address: _builtins.str = ...,
         term: _builtins.int = ...,
+        group: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_group", b"_group", "group", b"group", "layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "backup", b"backup", "backup_address", b"backup_address", "layout", b"layout", "server", b"server", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_group", b"_group", "address", b"address", "backup", b"backup", "backup_address", b"backup_address", "group", b"group", "layout", b"layout", "server", b"server", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__group: _TypeAlias = _typing.Literal["group"]  # noqa: Y015
+    _WhichOneofArgType__group: _TypeAlias = _typing.Literal["_group", b"_group"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__group) -> _WhichOneofReturnType__group | None: ...
 
 Global___ShardPlacement: _TypeAlias = ShardPlacement  # noqa: Y015
 

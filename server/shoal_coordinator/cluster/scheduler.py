@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from shoal import errors
-from shoal._wire import Placement
+from shoal._wire import Placement, with_groups
 from shoal.status import JobState, Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.member import Member
@@ -170,7 +170,7 @@ class Scheduler:
             return WaitReason()
         self.generation += 1
         self._counted()
-        placement = Placement(job.spec.name, self.generation, variables, shards, program.encoded)
+        placement = Placement(job.spec.name, self.generation, variables, with_groups(shards), program.encoded)
         self._emit(job.place(placement, now))
         return WaitReason()
 

@@ -528,7 +528,7 @@ def test_ten_thousand_small_arrays_are_packed_within_a_tenth_of_a_second() -> No
     def seconds() -> float:
         start = time.thread_time()
         packer.check(arrays, TRAINABLE)
-        for layout in packer.servers.values():
+        for layout in packer.groups.values():
             for _ in packer.chunks(layout, CompleteArrays(arrays), TRAINABLE):
                 pass
         return time.thread_time() - start
