@@ -298,6 +298,7 @@ class Client(GroupQueries):
                 - `workers`: number of sessions. Training begins when all of them are open.
                 - `optimizer`, `consistency`: how updates are computed, and in which order pushes and pulls happen.
                 - `seed`, `shards`: seed of the initial values, and number of shards of the variables.
+                - `replicas`, `min_replicas`: number of copies of each shard, and with how many the job may begin.
                 - `wire_dtype`, `overlap`: dtype of float32 values on the wire; whether calls overlap with computing.
                 - `epochs`, `batch_size`, `range_size`: how `Session.batches` divides the data.
                 - `checkpoints`: a `CheckpointPolicy`.

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from shoal import checkpoint_policy, errors, evaluation_policy, optim
 from shoal import consistency as modes
+from shoal._job import rules
 from shoal._job import settings as settings_
 from shoal._job.checks import MOST_STEPS, STEPS, UINT32, UINT64, Instance, Number, OneOf, flag, program_name
 from shoal._job.codecs import EncodedElsewhere, Named, Negated, Nested, Scalar, Text
@@ -29,7 +30,7 @@ _WIRE_DTYPES: Mapping[WireDtype, tensor_pb2.DType.ValueType] = {
     "bfloat16": tensor_pb2.BFLOAT16,
     "float16": tensor_pb2.FLOAT16,
 }
-_MAX_WORKERS = 100_000
+_MAX_WORKERS, _MAX_REPLICAS = 100_000, 2
 
 
 class _Restore:
@@ -86,6 +87,10 @@ class Job:
             restarted. 0 lets Shoal choose.
         shards: number of shards of the variables. 0 lets Shoal choose: one, on one server, if the variables take at
             most 4 MiB and none has a partitioner. Otherwise one to four per server: more for larger variables.
+        replicas: copies of each shard, on different servers: 1 or 2. With 2, a server may be lost, and the job goes on
+            with every update that was acknowledged.
+        min_replicas: copies with which the job may begin, 1 to `replicas`; the others follow when servers join. 0 means
+            `replicas`.
         seed: seed of the initial values and of the order of the data, 0 to 2^64 - 1.
         wire_dtype: dtype in which values and gradients of trainable float32 variables travel. "bfloat16" and "float16"
             take half the bytes and round every gradient and value; the servers keep and update float32. "bfloat16" has
@@ -234,6 +239,23 @@ class Job:
             json=JsonField(label=None),
         ),
     )
+    replicas: int = field(
+        default=1,
+        metadata=field_metadata(
+            Number(1, _MAX_REPLICAS),
+            Option("Number of copies of each shard, 1 or 2. With 2, training goes on if a server is lost."),
+            Scalar(zero_is_default=True, unset=1),
+            json=JsonField(label=None),
+        ),
+    )
+    min_replicas: int = field(
+        default=0,
+        metadata=field_metadata(
+            Number(0, _MAX_REPLICAS),
+            Option("Number of copies with which the job may begin. 0 means --replicas."),
+            json=JsonField(value=lambda job: job.fewest_replicas, label=None),
+        ),
+    )
     seed: int = field(
         default=0,
         metadata=field_metadata(Number(0, UINT64), Option("Seed of initial values and of the order of the data.")),
@@ -306,10 +328,11 @@ class Job:
         if not self.name and isinstance(self.program, str):
             object.__setattr__(self, "name", draw_name(self.program))
         check(self)
-        self._check_ranges()
-        self._check_session()
+        rules.check_ranges(self)
+        rules.check_session(self)
         evaluation_policy.check_schedule(self.evaluation, self.optimizer.schedule)
-        self._check_workers()
+        rules.check_workers(self)
+        rules.check_replicas(self)
         if self.partial_restore and not self.restore:
             raise errors.InvalidJob("partial_restore is set without restore; set restore (--from) to a checkpoint")
         self.consistency.check(self.fewest_workers)
@@ -335,33 +358,10 @@ class Job:
         """The largest number of workers of the job."""
         return self.max_workers or self.workers
 
-    def _check_ranges(self) -> None:
-        if self.range_size % self.batch_size:
-            raise errors.InvalidJob(
-                f"range_size is {self.range_size}; it must be a multiple of batch_size ({self.batch_size}), or 0",
-                range_size=self.range_size,
-                batch_size=self.batch_size,
-            )
-
-    def _check_session(self) -> None:
-        if self.evaluation and self.is_session:
-            raise errors.InvalidJob("evaluation does not apply to session jobs; evaluate in the session's own loop")
-        if self.is_session and (self.min_workers or self.max_workers):
-            raise errors.InvalidJob(
-                "min_workers and max_workers do not apply to session jobs; leave them at 0",
-                min_workers=self.min_workers,
-                max_workers=self.max_workers,
-            )
-
-    def _check_workers(self) -> None:
-        if not self.fewest_workers <= self.workers <= self.most_workers:
-            raise errors.InvalidJob(
-                f"workers is {self.workers}; it must be from min_workers ({self.fewest_workers}) to max_workers "
-                f"({self.most_workers})",
-                workers=self.workers,
-                min_workers=self.min_workers,
-                max_workers=self.max_workers,
-            )
+    @property
+    def fewest_replicas(self) -> int:
+        """The number of copies with which the job may begin."""
+        return self.min_replicas or self.replicas
 
     def to_proto(self) -> job_pb2.JobSpec:
         """Returns the message that carries this specification."""

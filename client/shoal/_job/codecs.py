@@ -36,12 +36,16 @@ class Scalar:
 
     Attributes:
         zero_is_default: whether 0 in the message, which also stands for an unset field, means the default.
+        unset: the value that travels as 0, if `zero_is_default`; the default of a field that was added later. None means
+            that there is none.
     """
 
     zero_is_default: bool = False
+    unset: int | None = None
 
     def encode(self, name: str, owner: Any) -> Mapping[str, Any]:
-        return {name: getattr(owner, name)}
+        value = getattr(owner, name)
+        return {name: 0 if self.zero_is_default and value == self.unset else value}
 
     def decode(self, name: str, message: Any) -> Mapping[str, Any]:
         value = getattr(message, name)

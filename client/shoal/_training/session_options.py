@@ -19,6 +19,8 @@ class SessionOptions(TypedDict, total=False):
     consistency: modes.Consistency | None
     workers: int | None
     shards: int | None
+    replicas: int | None
+    min_replicas: int | None
     seed: int | None
     wire_dtype: WireDtype | None
     overlap: bool | None

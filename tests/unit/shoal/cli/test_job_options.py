@@ -26,6 +26,8 @@ OPTIONS = [
     ("--max-steps", int, None, 0),
     ("--step-timeout", int, None, 0),
     ("--shards", int, None, 0),
+    ("--replicas", int, None, 1),
+    ("--min-replicas", int, None, 0),
     ("--seed", int, None, 0),
     ("--wire-dtype", Literal["float32", "bfloat16", "float16"], None, "float32"),
     ("--no-overlap", bool, None, False),
