@@ -1,12 +1,14 @@
 """The variables of a job, as its users see them: where they are, and their values."""
 
+from functools import partial
+
 import numpy as np
 
 from shoal import _tracing, errors
 from shoal._rpc import TicketSource
 from shoal._session.learning_rate import LearningRateControl
 from shoal._status.placement import PlacedRows, placed_rows
-from shoal._training import ParameterClient
+from shoal._training import ParameterClient, locate
 from shoal._wire import Placement
 from shoal.v1 import job_pb2
 
@@ -36,7 +38,12 @@ class JobVariables(LearningRateControl):
         with _tracing.root("pull", job=self.name):
             try:
                 presented = TicketSource.of(self._coordinator, self.name).credentials
-                with ParameterClient(self._placement(), refresh=self._placement, credentials=presented) as reader:
+                with ParameterClient(
+                    self._placement(),
+                    refresh=self._placement,
+                    locate=partial(locate, self._coordinator),
+                    credentials=presented,
+                ) as reader:
                     return reader.pull()
             except (errors.Unreachable, *errors.SHARDS_LOST):
                 self._placement()  # raises NotPlaced if the server is gone, and the values with it

@@ -3,6 +3,7 @@
 Sessions and workers use this package. `shoal._transport` sends the bytes to servers.
 """
 
+from shoal._training.failover import locate
 from shoal._training.failures import failure_text
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.outbox import Outbox
@@ -27,6 +28,7 @@ __all__ = [
     "cancel",
     "check_options",
     "failure_text",
+    "locate",
     "member_id",
     "spelled_out",
     "start_or_find",

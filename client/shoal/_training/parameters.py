@@ -34,6 +34,8 @@ class ParameterClient:
         on_retry: called on any thread for each repeated call.
         credentials: what this process presents to the servers.
         norm: measures pushes to several servers; None means that servers do not need their norms.
+        locate: returns a placement as it is now, as `failover.locate` does; None means that lock groups never move.
+        replicated: whether the job has backups.
 
     Attributes:
         step: the next step.
@@ -54,6 +56,8 @@ class ParameterClient:
         on_retry: Callable[[], None] = lambda: None,
         credentials: Credentials = NO_CREDENTIALS,
         norm: PushNorm | None = None,
+        locate: Callable[[Placement], Placement] | None = None,
+        replicated: bool = False,
     ) -> None:
         self.servers = PlacedServers(
             placement,
@@ -64,6 +68,8 @@ class ParameterClient:
             setting=transport or chosen_setting(),
             on_retry=on_retry,
             credentials=credentials,
+            locate=locate,
+            replicated=replicated,
         )
         self._puller, self.pusher = Puller(self.servers), Pusher(self.servers, norm)
         self.step = step

@@ -6,6 +6,7 @@ The worker daemon, its trainer and users' sessions use it. Values go through `Pa
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from shoal import _tracing, errors
 from shoal._memory.gc_control import delayed_gc
 from shoal._rpc import CoordinatorClient, HeartbeatPace
 from shoal._security import Credentials
+from shoal._training.failover import locate
 from shoal._training.failures import end_of
 from shoal._training.overlap import Pipeline
 from shoal._training.parameters import ParameterClient
@@ -76,10 +78,15 @@ class Participant:
             "incarnation": incarnation,
             "assignment": assignment,
         }
+        self._calls: dict[str, Any] = {  # how each client of the parameters makes its calls
+            "refresh": self._placement,
+            "locate": partial(locate, coordinator),
+            "on_retry": self._on_retry,
+            "credentials": credentials or coordinator.credentials,
+        }
         self._reported = Report()  # sum of all reports that the coordinator has received
         self.rank = 0
         self._coordinator = coordinator
-        self._credentials = credentials or coordinator.credentials
         self._jobs = coordinator.jobs
         self._sleep = sleep
         self._asked_at = float("-inf")  # when a repeated call last asked for the job's state
@@ -341,12 +348,7 @@ class Participant:
 
     def _assign(self, placement: Placement, restored: Collection[str]) -> None:
         values = {name: value for name, value in self._given.items() if name not in restored}
-        with ParameterClient(
-            placement,
-            refresh=self._placement,
-            on_retry=self._on_retry,
-            credentials=self._credentials,
-        ) as client:
+        with ParameterClient(placement, **self._calls) as client:
             client.assign(values)
 
     def _parameters(self, placement: Placement, step: int) -> ParameterClient:
@@ -357,10 +359,9 @@ class Participant:
             worker=self.worker,
             incarnation=self.incarnation,
             step=step,
-            refresh=self._placement,
-            on_retry=self._on_retry,
-            credentials=self._credentials,
             norm=PushNorm(spec.optimizer) if clips_pushes else None,
+            replicated=spec.replicas > 1,
+            **self._calls,
         )
 
     def _on_retry(self) -> None:

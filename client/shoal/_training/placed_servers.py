@@ -1,14 +1,22 @@
-"""Servers of one placement: a connection to each lock group, calls to all of them, and the change to a newer placement."""
+"""Servers of one placement: a connection to each lock group, calls to all of them, and changes of the placement.
 
+A lock group that moves to another server keeps its connection. A placement of another generation has new connections.
+"""
+
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from shoal import _rpc, _tracing, errors
 from shoal._memory.gc_control import delayed_gc
 from shoal._security import NO_CREDENTIALS, Credentials
+from shoal._system.logs import Log
 from shoal._training.call_threads import CallThreads
+from shoal._training.failover import WITHOUT_PRIMARY, Locator, Pauses
 from shoal._transport import ServerConnection
 from shoal._wire import Aggregation, ArraySource, Packer, Placement, PushPayload
 from shoal._wire.limits import MAX_STEP
@@ -16,7 +24,31 @@ from shoal.v1 import header_pb2
 
 T = TypeVar("T")
 
+_log = Log(__name__)
+
 _PLACEMENTS = 3  # placements that a call tries before it fails
+# A call that takes longer may wait for a server that was lost without a word: seconds until the coordinator is asked,
+# and the longest pause between two questions.
+_LATE_S, _LOOK_AGAIN_S = 1.0, 2.0
+
+
+@dataclass(slots=True)
+class _Failures:
+    """The failed attempts of one call.
+
+    Attributes:
+        connection: connection to the lock group.
+        waits: whether the call waits for other workers.
+        pauses: pauses before the next attempts.
+        renewed: whether the server has refused a ticket.
+        silent_at: when the group first had no server that answers; None means that it has one.
+    """
+
+    connection: ServerConnection
+    waits: bool
+    pauses: Pauses
+    renewed: bool = False
+    silent_at: float | None = None
 
 
 class PlacedServers:
@@ -31,11 +63,14 @@ class PlacedServers:
         setting: selects transports, as SHOAL_TRANSPORT does.
         on_retry: called on any thread for each repeated call.
         credentials: what this process presents to the servers.
+        locate: returns a placement as it is now, as `failover.locate` does; None means that lock groups never move.
+        replicated: whether the job has backups. A call then waits for one if the primary is lost.
 
     Attributes:
         placement: the placement in use.
-        packer: packer of the placement.
-        connections: one connection for each lock group, in the placement's order. They change only within `each`.
+        packer: packer of the placement's generation.
+        connections: one connection for each lock group, in the placement's order. They are replaced only within `each`
+            and `before_push`.
     """
 
     def __init__(
@@ -49,11 +84,19 @@ class PlacedServers:
         setting: str,
         on_retry: Callable[[], None],
         credentials: Credentials = NO_CREDENTIALS,
+        locate: Callable[[Placement], Placement] | None = None,
+        replicated: bool = False,
     ) -> None:
         self._refresh, self._setting, self._credentials = refresh, setting, credentials
         self._worker, self._incarnation = worker, incarnation
         self._retry_for_s, self.on_retry = retry_for_s, on_retry
         self._threads = CallThreads("shard")
+        self._locator, self._replicated = Locator(locate), replicated
+        self._begun: dict[object, float] = {}  # when the calls in progress began
+        self._watching, self._closed = False, threading.Event()
+        self._moving = threading.Lock()  # guards the next three
+        self._newer: Placement | None = None  # of another generation
+        self.placement = placement
         self.connections: list[ServerConnection] = []
         self._use(placement)
 
@@ -64,13 +107,12 @@ class PlacedServers:
         would otherwise share a connection with the next calls.
         """
         call = _tracing.in_current_context(call)
-        for _ in range(_PLACEMENTS):
-            try:
-                calls = [partial(call, connection) for connection in self.connections]
-                return self._threads.run(calls, abandon=lambda: self._use(self.placement))
-            except errors.StaleGeneration:
-                self._use(self._refresh())
-        raise errors.StaleGeneration(f"the placement of {self.placement.job} keeps changing; try again later")
+
+        def call_all() -> list[T]:
+            calls = [partial(call, connection) for connection in self.connections]
+            return self._threads.run(calls, abandon=lambda: self._use(self.placement))
+
+        return self._on_newest(call_all)
 
     def before_push(self, call: Callable[[ServerConnection], T]) -> dict[ServerConnection, T]:
         """Opens a transport for pushes to each server, unless one is open, and then makes the call for each server.
@@ -84,19 +126,25 @@ class PlacedServers:
         Returns:
             The results by connection.
         """
-        connections = [*self.connections]
-        if closed := [connection for connection in connections if not connection.pushes_open]:
-            self._threads.run([partial(self.retrying, each, each.open_for_pushes) for each in closed])
-        return {each: self.retrying(each, partial(call, each)) for each in connections}
+
+        def prepare_all() -> dict[ServerConnection, T]:
+            connections = [*self.connections]
+            if closed := [connection for connection in connections if not connection.pushes_open]:
+                self._threads.run([partial(self.retrying, each, each.open_for_pushes) for each in closed])
+            return {each: self.retrying(each, partial(call, each)) for each in connections}
+
+        return self._on_newest(prepare_all)
 
     def retrying(self, connection: ServerConnection, call: Callable[[], T], *, waits: bool = False) -> T:
         """Repeats a call while its server does not answer, and once with another ticket if the server refuses this one.
 
-        A participant's pull is also repeated while the server is overloaded, as when slow readers use its memory.
-        A ticket is refused when the token that it was made for was revoked. The caller may have another token by then.
+        If the lock group has moved to another server, its connection moves, and the call is repeated there. If the
+        primary is lost and the job has a backup, the call is repeated until the backup is promoted. A participant's
+        pull is also repeated while the server is overloaded, as when slow readers use its memory. A ticket is refused
+        when the token that it was made for was revoked. The caller may have another token by then.
 
         Args:
-            connection: connection to the server.
+            connection: connection to the lock group.
             call: the call, which must be safe to repeat.
             waits: the call waits for other workers, so it is repeated after its deadline.
 
@@ -105,39 +153,39 @@ class PlacedServers:
 
         Raises:
             Unreachable: the server did not answer for `retry_for_s` seconds.
+            StaleGeneration: the job has a placement of another generation.
             Unauthenticated: the server refuses a new ticket as well, or the coordinator gives none.
         """
-        renewed = False
-        backoff: _rpc.Backoff | None = None  # made when it is needed: each pull and push comes here
-
-        def attempt() -> T:
-            nonlocal renewed, backoff
-            while True:
-                try:
+        failures: _Failures | None = None  # made when it is needed: each pull and push comes here
+        while True:
+            moves = connection.moves
+            try:
+                with self.watched():
                     return call()
-                except errors.DeadlineExceeded:
-                    if not waits:  # a pull at its deadline waits for other workers: repeat it
-                        raise
-                except errors.Overloaded:
-                    if not waits or not self._worker:  # a reader decides itself
-                        raise
-                    self.on_retry()
-                    backoff = backoff or _rpc.Backoff()
-                    time.sleep(backoff.next())
-                except errors.Unauthenticated:
-                    if renewed:
-                        raise
-                    renewed = True
-                    self._credentials.discard_token()
-                    connection.reopen()
+            except errors.ShoalError as error:
+                failures = failures or _Failures(connection, waits, Pauses(time.monotonic()))
+                if not self._repeats(error, failures, moves):
+                    raise
 
-        return _rpc.retrying(
-            attempt,
-            what=f"a server of {self.placement.job}",
-            address=connection.address,
-            for_s=self._retry_for_s,
-            on_retry=lambda _: self.on_retry(),
-        )
+    def is_lost(self, error: errors.ShoalError) -> bool:
+        """Returns whether an error says that another server has these shards, or soon will."""
+        return isinstance(error, errors.Moved) or (self._replicated and isinstance(error, WITHOUT_PRIMARY))
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Looks for the moved lock group of a call that takes long, in a job with backups; see `_watch`."""
+        if not self._replicated:
+            yield
+            return
+        if not self._watching:
+            self._watching = True
+            threading.Thread(target=self._watch, name="failover", daemon=True).start()
+        call = object()
+        self._begun[call] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._begun[call]
 
     def stamp(self, step: int) -> header_pb2.Stamp:
         """Returns the stamp of this participant's calls of a step, with the current placement's generation.
@@ -175,21 +223,153 @@ class PlacedServers:
 
     def close(self) -> None:
         """Closes all connections. Calls in progress end with Cancelled."""
+        self._closed.set()
         for connection in self.connections:
             connection.close()
         self._threads.close()
 
+    def _repeats(self, error: errors.ShoalError, failures: _Failures, moves: int) -> bool:
+        """Waits until it is time to repeat a call, if that may help. Returns whether to repeat it.
+
+        Args:
+            error: the error of the last attempt.
+            failures: the failed attempts.
+            moves: how often the connection had been moved when the last attempt began.
+
+        Raises:
+            Unreachable, StaleGeneration: as for `retrying`.
+        """
+        connection = failures.connection
+        if isinstance(error, errors.DeadlineExceeded) and failures.waits:
+            return True  # a pull at its deadline waits for other workers
+        if isinstance(error, errors.Overloaded):
+            if not failures.waits or not self._worker:  # a reader decides itself
+                return False
+            self.on_retry()
+            time.sleep(failures.pauses.next(time.monotonic(), moves=False))
+            return True
+        if isinstance(error, errors.Unauthenticated):
+            if failures.renewed:
+                return False
+            failures.renewed = True
+            self._credentials.discard_token()
+            connection.reopen()
+            return True
+        silent, lost = isinstance(error, errors.Unreachable | errors.DeadlineExceeded), self.is_lost(error)
+        if not silent and not lost:
+            return False
+        if self._follow(connection, moves, replaced=lost or self._replicated):
+            return True
+        now = time.monotonic()
+        failures.silent_at = now if failures.silent_at is None else failures.silent_at
+        if now - failures.silent_at + failures.pauses.at_most > self._retry_for_s:
+            if silent:
+                raise self._unreachable(connection, error) from None
+            return False
+        self.on_retry()
+        time.sleep(failures.pauses.next(now, moves=lost or self._replicated))
+        return True
+
+    def _unreachable(self, connection: ServerConnection, error: errors.ShoalError) -> errors.Unreachable:
+        within = f" within {self._retry_for_s:g} s" if self._retry_for_s else ""
+        return errors.Unreachable(
+            f"a server of {self.placement.job} at {connection.address} did not answer{within} ({error.message}); "
+            "check that it is running and that the address is right",
+            address=connection.address,
+        )
+
+    def _follow(self, connection: ServerConnection, moves: int, *, replaced: bool) -> bool:
+        """Finds out where a lock group is after a failed call, and moves connections to where it is.
+
+        Args:
+            connection: connection to the lock group.
+            moves: how often the connection had been moved when the failed call began.
+            replaced: whether to raise StaleGeneration if the placement was replaced. Otherwise the caller waits for the
+                server, which may answer again.
+
+        Returns:
+            Whether the connection has moved since.
+
+        Raises:
+            StaleGeneration: the job has a placement of another generation, or its variables are not on servers.
+        """
+        if connection.moves == moves:
+            found, gone = self._locator.ask(self.placement, time.monotonic())
+            if found is not None:
+                self._move(found)
+            newer = found is not None and found.generation > self.placement.generation
+            if replaced and (gone or newer):
+                self.on_retry()  # raises if the job has ended
+                raise errors.StaleGeneration(
+                    f"job {self.placement.job} is no longer on the servers of its generation "
+                    f"{self.placement.generation}; fetch its placement again",
+                    job=self.placement.job,
+                )
+        return connection.moves != moves
+
+    def _on_newest(self, call: Callable[[], T]) -> T:
+        """Makes a call, and repeats it with the newest placement if the one in use is old."""
+        for _ in range(_PLACEMENTS):
+            try:
+                return call()
+            except errors.StaleGeneration:
+                with self._moving:
+                    newer, self._newer = self._newer, None
+                self._use(newer or self._refresh())
+        raise errors.StaleGeneration(f"the placement of {self.placement.job} keeps changing; try again later")
+
     def _use(self, placement: Placement) -> None:
-        """Changes to this placement, with new connections, because each server's shards may differ."""
+        """Changes to this placement, with new connections, because each lock group's shards may differ."""
         for connection in self.connections:
             connection.close()
-        self.placement = placement
         with delayed_gc():
             self.packer = Packer(placement)
-        self.connections = [
-            ServerConnection(placement.shards[group].address, layout, self._setting, self._credentials)
-            for group, layout in self.packer.groups.items()
-        ]
+        with self._moving:
+            self.placement = placement
+            self._replicated = self._replicated or _has_copies(placement)
+            self.connections = [
+                ServerConnection(placement.shards[group].address, layout, self._setting, self._credentials)
+                for group, layout in self.packer.groups.items()
+            ]
+
+    def _move(self, found: Placement) -> None:
+        """Moves the connections of all lock groups that are on other servers in a newer form of the placement."""
+        with self._moving:
+            known = self.placement
+            if found.generation != known.generation:
+                self._newer = found if found.generation > known.generation else None
+                return
+            if any(new.term < old.term for new, old in zip(found.shards, known.shards, strict=True)):
+                return  # an answer that was late
+            self.placement = found
+            self._replicated = self._replicated or _has_copies(found)
+            for connection in self.connections:
+                address = found.shards[connection.group].address
+                if address != connection.address and not connection.closed:
+                    _log.info("shards moved to another server", job=found.job, shard=connection.group, server=address)
+                    connection.move(address)
+
+    def _watch(self) -> None:
+        """Asks where the lock groups are while a call takes long.
+
+        A server that was stopped or cut off closes no connection, so its calls would wait for as long as it is away.
+        """
+        backoff = _rpc.Backoff(first_s=_LATE_S, longest_s=_LOOK_AGAIN_S)
+        pause = _LATE_S
+        while not self._closed.wait(pause):
+            now = time.monotonic()
+            if min(self._begun.copy().values(), default=now) > now - _LATE_S:
+                backoff.reset()
+                pause = _LATE_S
+                continue
+            found, _ = self._locator.ask(self.placement, now)
+            if found is not None:
+                self._move(found)
+            pause = backoff.next()
+
+
+def _has_copies(placement: Placement) -> bool:
+    return any(shard.backup or shard.term for shard in placement.shards)
 
 
 __all__ = ["PlacedServers"]

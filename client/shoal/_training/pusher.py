@@ -23,6 +23,8 @@ from shoal.v1 import parameter_server_pb2 as pb
 
 _log = Log(__name__)
 
+# Errors of a push whose gradients are still being computed, after which it is repeated.
+_INTERRUPTED = (errors.Unreachable, errors.DeadlineExceeded, errors.Unauthenticated)
 _NON_TRAINABLE = (Aggregation.MEAN, Aggregation.SUM, Aggregation.LAST)
 
 
@@ -223,9 +225,21 @@ class Pusher:
             request = pb.CommitRequest(stamp=servers.stamp(push.step), shards=connection.indices)
             return servers.retrying(connection, lambda: connection.commit(request))
 
+        moves = {connection: connection.moves for connection in servers.connections}
+
+        def commit_moved(connection: ServerConnection) -> pb.PushReply:
+            """Commits a staged push. If the server does not have it and is another one by now, stages it there, too."""
+            try:
+                return commit(connection)
+            except errors.NotStaged:
+                if connection.moves == moves.get(connection):
+                    raise
+            stage(connection)
+            return commit(connection)
+
         replies = servers.each(stage)
         if not at_once():
-            replies = servers.each(commit)
+            replies = servers.each(commit_moved)
         return _result(push.step, [shard for reply in replies for shard in reply.shards])
 
     def assign(self, values: Mapping[str, np.ndarray], step: int) -> None:
@@ -281,8 +295,11 @@ class Pusher:
 
         if push.push_stream:
             try:
-                return call()
-            except (errors.Unreachable, errors.DeadlineExceeded, errors.Unauthenticated) as error:
+                with self._servers.watched():
+                    return call()
+            except errors.ShoalError as error:
+                if not isinstance(error, _INTERRUPTED) and not self._servers.is_lost(error):
+                    raise
                 # Computing a gradient can take longer than a server waits for it, and than a ticket is valid.
                 _log.info("a push was interrupted; it is repeated when all gradients are computed", why=error.message)
                 self._servers.on_retry()

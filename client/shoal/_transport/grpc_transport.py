@@ -20,6 +20,7 @@ class GrpcTransport(Transport):
         self._nbytes = target.layout.nbytes
 
     def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+        request.region = 0
         assembly = PullAssembly(self._layout, pull_decoder)
         for message in self._rpc.pull(request, self._nbytes):
             assembly.add(read_message(pb.PullReply, message, assembly.assembler)[0])

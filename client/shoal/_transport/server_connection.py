@@ -1,7 +1,8 @@
-"""Connection of a client to one server's shards of a job, over the transports that the selector opens.
+"""Connection of a client to one lock group of a job, over the transports that the selector opens.
 
-All transports carry the messages of `parameter_server.proto`. `shoal._training.parameters` defines what a call means,
-how often it is repeated and which servers it goes to.
+A lock group may move to another server, and the connection goes with it: see `ServerConnection.move`. All transports
+carry the messages of `parameter_server.proto`. `shoal._training.parameters` defines what a call means, how often it is
+repeated and which servers it goes to.
 """
 
 import threading
@@ -30,31 +31,21 @@ _GRADIENT_REGIONS = 2
 _attempts = threading.BoundedSemaphore(4)
 
 
-class ServerConnection:
-    """Connection to one server's shards of a job.
-
-    One thread may pull while another one pushes, so each direction has a transport of its own. A third
-    thread may ask for memory meanwhile.
+class _Route:
+    """The transports to one server. `ServerConnection` has another route after a move.
 
     Args:
-        address: address of the server.
-        layout: layout of the calls, which name all shards of the job on that server.
-        setting: selects transports, as SHOAL_TRANSPORT does.
-        credentials: what this process presents to the server.
+        address, layout, setting, credentials: as for `ServerConnection`.
 
     Attributes:
-        address, layout: as given.
-        indices: numbers of the shards.
-        pull_transport: transport of pulls; None before the first one.
-        push_transport: transport of pushes; None before the first one.
-        closed: whether `close` was called.
+        address: as given.
+        pull_transport, push_transport: as for `ServerConnection`.
+        closed: whether `close` was called. Any thread may call it, and it does not wait for a transport that is being
+            opened.
     """
 
-    def __init__(
-        self, address: str, layout: CallLayout, setting: str, credentials: Credentials = NO_CREDENTIALS
-    ) -> None:
-        self.address, self.layout = address, layout
-        self.indices = [shard.shard for shard in layout.shards]
+    def __init__(self, address: str, layout: CallLayout, setting: str, credentials: Credentials) -> None:
+        self.address = address
         self._rpc = GrpcCalls(address, credentials)
         self._target = Target(address, layout, self._rpc, credentials=credentials)
         self._opening = threading.Lock()  # guards the next five; held while one is opened, for seconds at most
@@ -66,81 +57,22 @@ class ServerConnection:
         self.closed = False
 
     def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
-        """Pulls all shards of this server. The reply waits until the consistency mode allows it.
-
-        Args:
-            request: names the shards of this server, in order.
-            pull_decoder: receives the values; None means to wait without them.
-
-        Returns:
-            The headers of the shards.
-        """
-        transport = self._for_pulls()
+        transport = self.for_pulls()
         return self._unless_closed(lambda: transport.pull(request, pull_decoder))
 
-    @property
-    def pushes_open(self) -> bool:
-        """Whether a transport for pushes is open."""
-        return self.push_transport is not None and not self.push_transport.broken
-
-    def open_for_pushes(self) -> None:
-        """Opens a transport for pushes, unless one is open."""
-        self._for_pushes()
-
-    def prepare(self, payload: PushPayload, memory: Memory | None) -> PushPayload:
-        """Makes a payload ready for `push`, in the transport's memory if any. Waits until all arrays are available.
-
-        Args:
-            payload: payload for the shards of this server.
-            memory: allocates memory for a copy if the transport has none, so that the arrays may change at once. None
-                means that the arrays will not change.
-
-        Returns:
-            The payload to push.
-        """
-        if payload.arrays is not None:
-            transport = self._for_pushes()
-            if taken := transport.memory():
-                return payload.copied(taken[1], region=taken[0], owner=transport, arrays_stay=memory is None)
-            if memory:
-                return payload.copied_to(memory)
-        return payload
-
-    def lend(self, payload: PushPayload, memory: Memory) -> PushPayload:
-        """Adds memory to a payload without arrays: the transport's, if there is any.
-
-        Args:
-            payload: payload for the shards of this server.
-            memory: allocates memory if the transport has none.
-
-        Returns:
-            The payload with its memory.
-        """
-        transport = self._for_pushes()
-        if taken := transport.memory():
-            return replace(payload, copy=taken[1], region=taken[0], owner=transport)
-        return replace(payload, copy=memory(payload.layout.region_bytes))
-
     def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
-        """Pushes to all shards of this server."""
-        transport = self._for_pushes()
+        transport = self.for_pushes()
         return self._unless_closed(lambda: transport.push(header, payload))
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
-        """Commits a staged push."""
-        transport = self._for_pushes()
+        transport = self.for_pushes()
         return self._unless_closed(lambda: transport.commit(request))
 
     def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
-        """Overwrites values."""
-        transport = self._for_pulls()  # already open, because a pull precedes an assign
+        transport = self.for_pulls()  # already open, because a pull precedes an assign
         self._unless_closed(lambda: transport.assign(header, payload))
 
     def reopen(self) -> None:
-        """Closes the transports, so that the next calls open others, with the present credentials.
-
-        A call in progress in the other direction ends with Unreachable, and is repeated.
-        """
         with self._opening:
             for transport in (self.pull_transport, self.push_transport):
                 if transport:
@@ -148,19 +80,18 @@ class ServerConnection:
             self.pull_transport = self.push_transport = None
 
     def close(self) -> None:
-        """Closes all transports. Calls in progress end with Cancelled."""
         self.closed = True
         for transport in (self.pull_transport, self.push_transport, *self._better.copy().values()):
             if transport:
                 transport.close()
         self._rpc.close()
 
-    def _for_pulls(self) -> Transport:
+    def for_pulls(self) -> Transport:
         with self._opening:
             self.pull_transport = self._usable(self.pull_transport, _VALUE_REGIONS)
             return self.pull_transport
 
-    def _for_pushes(self) -> Transport:
+    def for_pushes(self) -> Transport:
         with self._opening:
             self.push_transport = self._usable(self.push_transport, _GRADIENT_REGIONS)
             return self.push_transport
@@ -231,6 +162,155 @@ class ServerConnection:
 
     def _cancelled(self) -> errors.Cancelled:
         return errors.Cancelled(f"the connection to {self.address} was closed by this client", address=self.address)
+
+
+class ServerConnection:
+    """Connection to one lock group of a job, on the server that has it.
+
+    One thread may pull while another one pushes, so each direction has a transport of its own. A third
+    thread may ask for memory meanwhile, and any thread may `move` or `close` the connection.
+
+    Args:
+        address: address of the server.
+        layout: layout of the calls, which name all shards of the group.
+        setting: selects transports, as SHOAL_TRANSPORT does.
+        credentials: what this process presents to the server.
+
+    Attributes:
+        layout: as given.
+        indices: numbers of the shards.
+        moves: how often the connection was moved.
+        closed: whether `close` was called.
+    """
+
+    def __init__(
+        self, address: str, layout: CallLayout, setting: str, credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
+        self.layout = layout
+        self.indices = [shard.shard for shard in layout.shards]
+        self.moves, self.closed = 0, False
+        self._setting, self._credentials = setting, credentials
+        self._route = _Route(address, layout, setting, credentials)
+
+    @property
+    def address(self) -> str:
+        """Address of the server."""
+        return self._route.address
+
+    @property
+    def group(self) -> int:
+        """Name of the lock group."""
+        return self.indices[0]
+
+    @property
+    def pull_transport(self) -> Transport | None:
+        """Transport of pulls; None before the first one."""
+        return self._route.pull_transport
+
+    @property
+    def push_transport(self) -> Transport | None:
+        """Transport of pushes; None before the first one."""
+        return self._route.push_transport
+
+    def move(self, address: str) -> None:
+        """Continues on another server. Calls in progress end with Unreachable, and are repeated there.
+
+        Memory that the old transports have lent keeps its content: its payloads are sent to the new server as bytes.
+        No call waits for the old server, not even to open a transport.
+        """
+        left, self._route = self._route, _Route(address, self.layout, self._setting, self._credentials)
+        self.moves += 1
+        left.close()
+        if self.closed:  # meanwhile: `close` did not see the new route
+            self._route.close()
+
+    def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+        """Pulls all shards of the group. The reply waits until the consistency mode allows it.
+
+        Args:
+            request: names the shards of the group, in order.
+            pull_decoder: receives the values; None means to wait without them.
+
+        Returns:
+            The headers of the shards.
+        """
+        return self._on_route(lambda route: route.pull(request, pull_decoder))
+
+    @property
+    def pushes_open(self) -> bool:
+        """Whether a transport for pushes is open."""
+        return self.push_transport is not None and not self.push_transport.broken
+
+    def open_for_pushes(self) -> None:
+        """Opens a transport for pushes, unless one is open."""
+        self._on_route(_Route.for_pushes)
+
+    def prepare(self, payload: PushPayload, memory: Memory | None) -> PushPayload:
+        """Makes a payload ready for `push`, in the transport's memory if any. Waits until all arrays are available.
+
+        Args:
+            payload: payload for the shards of the group.
+            memory: allocates memory for a copy if the transport has none, so that the arrays may change at once. None
+                means that the arrays will not change.
+
+        Returns:
+            The payload to push.
+        """
+        if payload.arrays is not None:
+            transport = self._on_route(_Route.for_pushes)
+            if taken := transport.memory():
+                return payload.copied(taken[1], region=taken[0], owner=transport, arrays_stay=memory is None)
+            if memory:
+                return payload.copied_to(memory)
+        return payload
+
+    def lend(self, payload: PushPayload, memory: Memory) -> PushPayload:
+        """Adds memory to a payload without arrays: the transport's, if there is any.
+
+        Args:
+            payload: payload for the shards of the group.
+            memory: allocates memory if the transport has none.
+
+        Returns:
+            The payload with its memory.
+        """
+        transport = self._on_route(_Route.for_pushes)
+        if taken := transport.memory():
+            return replace(payload, copy=taken[1], region=taken[0], owner=transport)
+        return replace(payload, copy=memory(payload.layout.region_bytes))
+
+    def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
+        """Pushes to all shards of the group."""
+        return self._on_route(lambda route: route.push(header, payload))
+
+    def commit(self, request: pb.CommitRequest) -> pb.PushReply:
+        """Commits a staged push."""
+        return self._on_route(lambda route: route.commit(request))
+
+    def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
+        """Overwrites values."""
+        self._on_route(lambda route: route.assign(header, payload))
+
+    def reopen(self) -> None:
+        """Closes the transports, so that the next calls open others, with the present credentials.
+
+        A call in progress in the other direction ends with Unreachable, and is repeated.
+        """
+        self._route.reopen()
+
+    def close(self) -> None:
+        """Closes all transports. Calls in progress end with Cancelled."""
+        self.closed = True
+        self._route.close()
+
+    def _on_route(self, call: Callable[[_Route], T]) -> T:
+        route = self._route
+        try:
+            return call(route)
+        except errors.Cancelled:
+            if self.closed or not route.closed:
+                raise
+        raise errors.Unreachable(f"the shards on {route.address} have moved to {self.address}", address=route.address)
 
 
 __all__ = ["ServerConnection"]

@@ -262,6 +262,29 @@ class Placement:
         message.shards.extend(shard.to_proto() for shard in self.shards)
         return message.SerializeToString(deterministic=True)
 
+    @cached_property
+    def encoded_servers(self) -> bytes:
+        """The serialized message without variables and arenas, for callers that know the generation."""
+        shards = [shard.to_slim_proto() for shard in self.shards]
+        message = tensor_pb2.Placement(job=self.job, generation=self.generation, shards=shards)
+        return message.SerializeToString(deterministic=True)
+
+    def renewed(self, message: tensor_pb2.Placement) -> "Placement":
+        """Returns the placement that a message carries. If it has this generation, only its servers are read.
+
+        Raises:
+            InvalidVariable, BadRequest: as for `from_proto`.
+        """
+        if message.generation != self.generation:
+            return self.from_proto(message)
+        if [shard.layout.shard for shard in message.shards] != [shard.layout.shard for shard in self.shards]:
+            raise errors.BadRequest(f"a placement of {self.job} lacks shards of its generation {self.generation}")
+        shards = tuple(
+            ShardPlacement.of(known.layout, shard) for known, shard in zip(self.shards, message.shards, strict=True)
+        )
+        _check_groups(with_groups(shards))
+        return self if [*map(_copies, shards)] == [*map(_copies, self.shards)] else replace(self, shards=shards)
+
     def to_proto(self) -> tensor_pb2.Placement:
         """Returns the message that carries this placement; a copy, made from its encoded form."""
         return tensor_pb2.Placement.FromString(self.encoded)

@@ -1412,15 +1412,21 @@ class GetPlacementRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
+    KNOWN_GENERATION_FIELD_NUMBER: _builtins.int
     job: _builtins.str
+    known_generation: _builtins.int
+    """Placement.generation of the placement that the caller already has. If the job still has this generation, the reply
+    omits the variables and the arenas: it has only the servers of each shard. 0 means none.
+    """
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
+        known_generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "known_generation", b"known_generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

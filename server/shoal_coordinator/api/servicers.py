@@ -203,6 +203,8 @@ class JobsService(job_pb2_grpc.JobsServicer):
     def GetPlacement(self, request: pb.GetPlacementRequest, _: grpc.ServicerContext) -> bytes:
         with self._coordinator.reading() as (cluster, _now):
             placement = cluster.job(request.job).placed
+        if request.known_generation == placement.generation:
+            return placement.encoded_servers
         return self._placements.encode(placement)
 
     @_rpc.servicer
