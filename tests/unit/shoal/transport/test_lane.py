@@ -187,7 +187,7 @@ class TestLies:
         ("lie", "said"),
         [
             (frame(0), "sent bytes that are not a frame"),
-            (frame(12), "sent bytes that are not a frame"),
+            (frame(18), "sent bytes that are not a frame"),
             (frame(255), "sent bytes that are not a frame"),
             (frame(3, reserved=b"\1\0\0"), "sent bytes that are not a frame"),
             (frame(3, reserved=b"\0\0\x80"), "sent bytes that are not a frame"),
