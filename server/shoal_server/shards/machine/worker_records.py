@@ -17,8 +17,8 @@ from shoal.v1 import replica_pb2 as pb
 from shoal_server.shards.machine.events import AnsweredPush, AnswerPush
 from shoal_server.shards.machine.mode import Contribution
 
-_Outcome = Literal["staged", "accepted", "dropped_late", "skipped"]
-_OUTCOMES: Mapping[_Outcome, server_pb.PushOutcome.ValueType] = {
+_PushOutcome = Literal["staged", "accepted", "dropped_late", "skipped"]
+_OUTCOMES: Mapping[_PushOutcome, server_pb.PushOutcome.ValueType] = {
     "staged": server_pb.STAGED,
     "accepted": server_pb.ACCEPTED,
     "dropped_late": server_pb.DROPPED_LATE,

@@ -148,6 +148,32 @@ class TestCopies:
         assert written(state).workers[0].answer.outcome == server_pb.SKIPPED
 
 
+class TestCopiesOfPermits:
+    def test_a_copy_knows_who_is_outside_of_a_decided_step(self) -> None:
+        mode = consistency.Synchronous(backup_workers=2)
+        state = group(mode, 8, LIMITS)
+        for rank in (7, 6, 5, 4, 3, 2, 1):
+            state.handle(PushOpened(100 + rank, f"w{rank}", 1, 0))
+        copy = copy_of(state, mode)
+        outside = {it.worker: it.told for it in written(copy).synchronous.outside}
+        assert outside == {"w0": False, "w1": True}
+        for each in (state, copy):
+            each.handle(WorkerFenced("w2", 1))
+            each.handle(WorkerReleased("w2", 1, 0))
+            assert each.handle(PushOpened(200, "w1", 1, 0)) == [GrantPermit(200, wanted=False)]
+            assert each.handle(PushOpened(201, "w0", 1, 0))[0] == GrantPermit(201, wanted=True)
+
+    def test_nobody_joins_before_the_reserved_place_of_a_copy(self) -> None:
+        mode = consistency.Synchronous()
+        state = group(mode, 8, LIMITS)
+        state.handle(WorkerReleased("w0", 1, 0))
+        for rank in (7, 6, 5, 1):
+            state.handle(PushOpened(100 + rank, f"w{rank}", 1, 0))
+        copy = copy_of(state, mode)
+        copy.handle(WorkerAdmitted("new", 2, 0))
+        assert copy.clocks["new"].steps == 1
+
+
 class TestForgottenCallers:
     def test_they_ask_again(self) -> None:
         mode = consistency.Synchronous()
@@ -179,7 +205,7 @@ class TestForgottenCallers:
         assert copy.permits.in_use == 0
 
     def test_numbers_are_compared_by_value(self) -> None:
-        """A backup decodes the ticket of each message anew."""
+        """A backup decodes the ticket of each message by itself."""
         state = group(consistency.Synchronous(), 8, LIMITS)
         state.handle(PushOpened(10**6, "w7", 1, 0))
         state.handle(PushWithdrawn(int("1000000"), "w7"))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +17,11 @@ from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.mode import Apply, Fold, PermitLimits
 from shoal_server.shards.machine.replica_inputs import decode, encode
 from shoal_server.shards.machine.state import GroupState
+from support.group_states import Numbered, number_of, plain, without_tickets, written
 from support.run_lengths import draws
 
 MODES = st.one_of(
+    st.integers(1, 2).map(consistency.Synchronous),
     st.integers(0, 2).map(consistency.Synchronous),
     st.booleans().map(consistency.Asynchronous),
     st.integers(0, 3).map(consistency.BoundedStaleness),
@@ -28,61 +29,7 @@ MODES = st.one_of(
 LIMITS = st.sampled_from([None, PermitLimits(2, 3), PermitLimits(4, 4)])
 PEERS = st.sampled_from([(), ("s1", "s2")])
 RANKS = range(7)
-# Parts of a machine that only make it fast. Equal machines may differ in them.
-CACHES = {"_order", "_mark", "_up_to_mark", "_first_mark", "_first"}
-
-
-@dataclasses.dataclass(eq=False)
-class Numbered:
-    """A ticket or a payload of the primary."""
-
-    number: int
-
-
-def number_of(value: Any) -> int:
-    """Returns the number of a ticket or of a payload; those of a copy are numbers."""
-    return value.number if isinstance(value, Numbered) else value
-
-
-def plain(value: Any) -> Any:
-    """Returns all that a machine or an effect consists of, with numbers for tickets and payloads."""
-    if isinstance(value, Numbered):
-        return value.number
-    if isinstance(value, errors.ShoalError):
-        return type(value).__name__, value.message
-    if dataclasses.is_dataclass(value) and not hasattr(value, "__dict__"):
-        fields = [(it.name, plain(getattr(value, it.name))) for it in dataclasses.fields(value)]
-        return [type(value).__name__, *fields]
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    if isinstance(value, dict):
-        return [(plain(key), plain(it)) for key, it in value.items()]
-    if isinstance(value, list | tuple | deque):
-        return [plain(it) for it in value]
-    if type(value).__module__.startswith("shoal_server"):
-        return [(name, plain(it)) for name, it in vars(value).items() if name not in CACHES]
-    return value
-
-
-def without_tickets(effects: Sequence[events.LockGroupEffect], tickets: set[int]) -> list[events.LockGroupEffect]:
-    """Returns effects without the answers to some pulls."""
-    found = list[events.LockGroupEffect]()
-    for effect in effects:
-        match effect:
-            case events.AnswerPulls():
-                left = tuple(ticket for ticket in effect.tickets if number_of(ticket) not in tickets)
-                found += [dataclasses.replace(effect, tickets=left)] if left else []
-            case events.RefusePull() if number_of(effect.ticket) in tickets:
-                pass
-            case _:
-                found.append(effect)
-    return found
-
-
-def written(state: GroupState) -> pb.GroupState:
-    message = pb.GroupState()
-    state.write_to(message, number_of, number_of)
-    return message
+FIRST = 1_000  # of the numbers of a primary: Python keeps no such number as one object
 
 
 @dataclasses.dataclass
@@ -119,7 +66,7 @@ class DrawnCopies(RuleBasedStateMachine):
             mode = consistency.Synchronous()  # others have all their shards on one server
         self.mode, self.limits, self.peers = mode, limits if mode.joins_gradients else None, peers
         self.room, pulls.MAX_WAITING_PULLS = room, room
-        self.numbers, self.inputs = itertools.count(1), itertools.count(1)
+        self.numbers, self.inputs = itertools.count(FIRST), itertools.count(1)
         self.state = GroupState("job", self.new_mode(), peers=peers)
         self.state.permits.limits = self.limits
         self.copies: list[Copy] = []
@@ -225,12 +172,13 @@ class DrawnCopies(RuleBasedStateMachine):
         self.state.validate()
         self.waiting.clear()
         self.calls.clear()
+        self.numbers = itertools.count(FIRST)
         assert self.state.waiting == self.state.permits.waiting == 0
 
     # Workers.
 
     def life(self, data: st.DataObject) -> tuple[str, int]:
-        """Draws a worker; now and then one that is not admitted."""
+        """Draws a worker; sometimes one that is not admitted."""
         lives = [(worker, clock.incarnation) for worker, clock in self.state.clocks.items()]
         return data.draw(st.sampled_from([*lives, *lives, ("w1", 1), ("stranger", 1)]))
 
@@ -295,6 +243,15 @@ class DrawnCopies(RuleBasedStateMachine):
         cursor = Cursor(step + 1, 8) if step % 2 else None
         weight = 0.0 if payload is None else 1.0 + step
         self.feed(events.PushStaged(*life, step, weight, max(0, self.state.version - 1), payload, cursor, squares))
+
+    @precondition(lambda self: self.limits)
+    @rule(data=st.data(), silent=st.integers(0, 2))
+    def open_most(self, data: st.DataObject, silent: int) -> None:
+        """Many pushes of the open step arrive, so that permits are short, and the step may be decided."""
+        lives = [(worker, clock.incarnation) for worker, clock in self.state.clocks.items()]
+        for life in data.draw(st.permutations(lives))[silent:]:
+            if life not in [call.life for call in self.calls.values()]:
+                self.open(life, self.state.mode.next_step(0))
 
     @precondition(lambda self: any(call.wanted is not None for call in self.calls.values()))
     @rule(data=st.data(), commits=st.booleans())
