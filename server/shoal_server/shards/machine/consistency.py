@@ -279,7 +279,7 @@ class SynchronousMode(Mode):
 
     @property
     def is_empty(self) -> bool:
-        return not (self._held or self._folded or self._sealed)
+        return not (self._held or self._folded)  # so it is not sealed
 
     def write_to(self, message: pb.GroupState) -> None:
         state = message.synchronous

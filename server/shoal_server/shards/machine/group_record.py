@@ -100,8 +100,8 @@ class GroupRecord:
 
     @property
     def is_copyable(self) -> bool:
-        """Whether `write_to` may be called: the open step has no contribution, and no cut or reader waits for it."""
-        return self.mode.is_empty and not self._cut_waits and not self._pulls.readers
+        """Whether `write_to` may be called: the open step has no contribution. Then no cut or reader waits for it."""
+        return self.mode.is_empty
 
     def write_to(self, message: pb.GroupState, gradient_of: NumberOf, ticket_of: NumberOf) -> None:
         """Writes the state into an empty message, for a copy. The state must be copyable.

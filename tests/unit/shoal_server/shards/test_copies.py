@@ -204,6 +204,27 @@ class TestForgottenCallers:
         copy.validate()
         assert copy.permits.in_use == 0
 
+    def test_a_step_that_was_decided_by_their_pushes_is_open_to_others(self) -> None:
+        state = group(consistency.Synchronous(backup_workers=2), 8, LIMITS)
+        for rank in (1, 2, 3, 4, 5, 0):
+            state.handle(PushOpened(100 + rank, f"w{rank}", 1, 0))
+        assert [it.worker for it in written(state).synchronous.outside] == ["w6", "w7"]
+        state.forget_callers()
+        state.validate()
+        assert not written(state).synchronous.outside
+
+    def test_their_cut_is_not_answered(self) -> None:
+        state = GroupState("job", mode_for(consistency.Synchronous(), shares_norms=True), peers=["s1"])
+        state.handle(WorkerAdmitted("w0", 1, 0))
+        push(state, 0, 0)
+        state.handle(CutRequested({}))
+        state.handle(PullRequested(5, "", 0, 0))
+        state.forget_callers()
+        state.handle(NormMeasured((1.0,)))
+        effects = state.handle(NormReceived("s1", 0, (4.0,)))
+        assert not any(isinstance(effect, AnswerCut | AnswerPulls) for effect in effects)
+        assert state.version == 1
+
     def test_numbers_are_compared_by_value(self) -> None:
         """A backup decodes the ticket of each message by itself."""
         state = group(consistency.Synchronous(), 8, LIMITS)
