@@ -32,8 +32,8 @@ class Backups:
         self, store: ShardStore, authorizer: Authorizer | None = None, on_broken: Callable[[], object] = bool
     ) -> None:
         self._store, self._authorizer, self._on_broken = store, authorizer or open_authorizer(), on_broken
-        self._lock = threading.Lock()  # guards _links; nothing is called under it
-        self._links: dict[tuple[str, int], BackupLink] = {}  # by job and number of the group
+        self._lock = threading.Lock()  # guards _by_group; nothing is called under it
+        self._by_group: dict[tuple[str, int], BackupLink] = {}  # by job and number of the group
 
     def serve(self, lane: Connection, payload: memoryview) -> None:
         """Serves one connection of a replica until it ends.
@@ -72,7 +72,7 @@ class Backups:
         """
         group = self._store.held(request.job, request.generation, request.group)
         with self._lock:
-            link = self._links.get((request.job, request.group))
+            link = self._by_group.get((request.job, request.group))
         if link and link.group is group:
             group.check_term(request.term)
             link.stop()
@@ -90,7 +90,7 @@ class Backups:
 
     def _link_of(self, hello: replica_pb2.ReplicaHello) -> BackupLink:
         with self._lock:
-            link = self._links.get((hello.job, hello.group))
+            link = self._by_group.get((hello.job, hello.group))
         if not link or link.term != hello.term:
             raise errors.Moved(f"{hello.job}: this server has no copy of lock group {hello.group} at term {hello.term}")
         return link
@@ -108,13 +108,13 @@ class Backups:
         if (config.name, config.generation) != (hello.job, hello.generation):
             raise errors.BadRequest(f"the configuration of a replica is not that of job {hello.job}")
         with self._lock:
-            earlier = self._links.get((hello.job, hello.group))
+            earlier = self._by_group.get((hello.job, hello.group))
         group = self._store.add_backup(config, layouts, hello.term)
         if earlier:
             earlier.stop()
         link = BackupLink(group, lane, hello.term, self._store.memory)
         with self._lock:
-            self._links[hello.job, hello.group] = link
+            self._by_group[hello.job, hello.group] = link
         lane.send(Frame.END)
         return link
 
@@ -131,8 +131,8 @@ class Backups:
             raise
         finally:
             with self._lock:
-                if self._links.get((group.config.name, group.number)) is link:
-                    del self._links[group.config.name, group.number]
+                if self._by_group.get((group.config.name, group.number)) is link:
+                    del self._by_group[group.config.name, group.number]
             if not link.complete:
                 self._store.drop_backup(group)
 

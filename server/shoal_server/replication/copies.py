@@ -22,8 +22,8 @@ class Copies:
         self, store: ShardStore, identity: Callable[[str], CallingServer], on_broken: Callable[[], object] = bool
     ) -> None:
         self._store, self._identity, self._on_broken = store, identity, on_broken
-        self._lock = threading.Lock()  # guards _links; nothing is called under it
-        self._links: dict[tuple[str, int], PrimaryLink] = {}  # by job and number of the group
+        self._lock = threading.Lock()  # guards _by_group; nothing is called under it
+        self._by_group: dict[tuple[str, int], PrimaryLink] = {}  # by job and number of the group
 
     def add(self, request: pb.AddBackupRequest) -> pb.AddBackupReply:
         """Begins to copy a group to another server, unless that was done, and returns how far the copy is.
@@ -36,12 +36,12 @@ class Copies:
         group = self._store.group(request.job, request.generation, [request.group])
         key = request.job, request.group
         with self._lock:
-            link = self._links.get(key)
+            link = self._by_group.get(key)
             if link and (link.log.term, link.log.server) != (request.term, request.backup.server):
                 link = None  # of an earlier decision
             made = None
             if link is None:
-                made = self._links[key] = link = PrimaryLink(
+                made = self._by_group[key] = link = PrimaryLink(
                     group, request, self._identity(request.job), self._on_broken
                 )
         if made:
@@ -49,8 +49,8 @@ class Copies:
             made.start()
         if link.failure and link.log.state is not CopyState.BROKEN:
             with self._lock:
-                if self._links.get(key) is link:
-                    del self._links[key]
+                if self._by_group.get(key) is link:
+                    del self._by_group[key]
             raise type(link.failure)(link.failure.message, **link.failure.details)
         return pb.AddBackupReply(complete=link.log.complete, copied_bytes=link.copied_bytes, bytes=group.nbytes)
 
@@ -64,20 +64,20 @@ class Copies:
         group = self._store.group(request.job, request.generation, [request.group])
         group.end_copy(request.term)
         with self._lock:
-            link = self._links.get((request.job, request.group))
+            link = self._by_group.get((request.job, request.group))
             if link and link.log.state is CopyState.ENDED:
-                del self._links[request.job, request.group]
+                del self._by_group[request.job, request.group]
 
     def forget(self, job: str) -> None:
         """Forgets the connections of a job whose shards were dropped. Their groups have closed them."""
         with self._lock:
-            for key in [key for key in self._links if key[0] == job]:
-                self._links.pop(key).close()
+            for key in [key for key in self._by_group if key[0] == job]:
+                self._by_group.pop(key).close()
 
     def close(self) -> None:
         """Ends all connections."""
         with self._lock:
-            links, self._links = [*self._links.values()], {}
+            links, self._by_group = [*self._by_group.values()], {}
         for link in links:
             link.close()
 

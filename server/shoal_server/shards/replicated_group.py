@@ -135,6 +135,7 @@ class ReplicatedGroup(GroupShell):
         peers = [peer.server for peer in config.peers]
         with self._lock:
             self._state = GroupState.restored(message, config.name, mode, payload_of, peers=peers)
+            self._updates.folds.count = message.permits.folded
             self._limit_permits()
 
     @property
@@ -213,11 +214,15 @@ class ReplicatedGroup(GroupShell):
             if self._closed:
                 raise self._gone()
             self._take_term(term)
-            if self.follows:
-                self._state.forget_callers()
-                self.follows, self._lost_primary = False, ""
-                _log.info("this server is the primary now", job=self.config.name, group=self.number, term=term)
-            return self._state.version
+            if not self.follows:
+                return self._state.version
+            self._state.forget_callers()
+            self.follows, self._lost_primary = False, ""
+        # The old primary may have ended before it told that it had folded contributions, or closed its sealed step.
+        self._advance(events.Folded(self._updates.folds.count))
+        self._advance(events.FoldsDone())
+        _log.info("this server is the primary now", job=self.config.name, group=self.number, term=term)
+        return self.version
 
     def lose_primary(self, why: str) -> None:
         """Records that the connection to the primary broke."""
