@@ -12,7 +12,7 @@ from typing import Any
 from shoal import errors, optim
 from shoal.optim import VariableSettings
 from shoal.program import Array
-from shoal_distribute.tensor_parallel import DeviceGroup, SplitArray
+from shoal_distribute.tensor_parallel import PartGroup, SplitArray
 from shoal_worker.arrays import namespace_of
 
 _TINY = 1e-6  # as in PyTorch: a norm of 0 divides nothing
@@ -91,7 +91,7 @@ class LocalOptimizer:
 
         Args:
             gradients: (name, value, gradient) of each variable; both arrays have one shape, dtype and device, or are
-                split over devices in the same way.
+                split in the same way.
             square: what `clip_norm` takes for the square of the norm, if these are a part of the gradients; None means
                 `square_of` these.
         """
@@ -187,7 +187,7 @@ class LocalOptimizer:
     def _square_of(self, entries: "Sequence[_Entry]") -> float:
         if not self.optimizer.clip_norm:
             return 0.0
-        return math.fsum(_on_devices(lambda it: _square(it.gradient), entries))
+        return _squares(entries)
 
     def _clip_factor(self, square: float) -> float | None:
         """Returns what `clip_norm` multiplies the gradients with; None if it leaves them alone."""
@@ -198,7 +198,7 @@ class LocalOptimizer:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What an update of one variable needs, or of one part of a variable that is split over devices.
+    """What an update of one variable needs, or of one part of a variable that is split.
 
     Attributes:
         value: the value.
@@ -213,41 +213,51 @@ class _Entry:
     settings: VariableSettings
 
     @property
-    def group(self) -> DeviceGroup | None:
-        """The devices of the parts; None if the variable is not split."""
+    def group(self) -> PartGroup | None:
+        """What has the parts; None if the variable is not split."""
         return self.value.group if isinstance(self.value, SplitArray) else None
 
     def part(self, number: int) -> "_Entry":
-        """Returns the part of one device."""
+        """Returns one of the parts of this process."""
         slots = {slot: array.parts[number] for slot, array in self.slots.items()}
         return _Entry(self.value.parts[number], self.gradient.parts[number], slots, self.settings)
 
 
 def _limited(entry: _Entry, limits: GradientClipping) -> _Entry:
     """Returns a variable with its gradient within the limits. The norm is that of all parts."""
-    norm = math.sqrt(math.fsum(_on_devices(lambda it: _square(it.gradient), [entry]))) if limits.norm else 0.0
+    norm = math.sqrt(_squares([entry])) if limits.norm else 0.0
     gradient = entry.gradient
     if isinstance(gradient, SplitArray):
         return replace(entry, gradient=gradient.mapped(lambda part: limits.applied(part, norm)))
     return replace(entry, gradient=limits.applied(gradient, norm))
 
 
-def _on_devices(function: Callable[[_Entry], Any], entries: Sequence[_Entry]) -> list[Any]:
-    """Calls a function with each variable, or with each of its parts on their devices, and returns all results.
+def _squares(entries: Sequence[_Entry]) -> float:
+    """Returns the sum of the squares of all gradients, over all parts."""
+    return math.fsum(
+        number
+        for group, squares in _on_devices(lambda it: _square(it.gradient), entries).items()
+        for number in (squares if group is None else group.numbers(squares))
+    )
+
+
+def _on_devices(function: Callable[[_Entry], Any], entries: Sequence[_Entry]) -> dict[PartGroup | None, list[Any]]:
+    """Calls a function with each variable, or with each part in this process, and returns the results by group.
 
     Args:
         function: the function. Optimizers change each element on its own, so parts need nothing of each other.
         entries: the variables.
     """
-    results = [function(it) for it in entries if it.group is None]
-    for group in dict.fromkeys(it.group for it in entries):
-        if group is not None:
-            own = [it for it in entries if it.group is group]
-            results += _on_group(group, function, own)
-    return results
+    own: dict[PartGroup | None, list[_Entry]] = {}
+    for entry in entries:
+        own.setdefault(entry.group, []).append(entry)
+    return {
+        group: [function(it) for it in chosen] if group is None else _on_group(group, function, chosen)
+        for group, chosen in own.items()
+    }
 
 
-def _on_group(group: DeviceGroup, function: Callable[[_Entry], Any], entries: Sequence[_Entry]) -> list[Any]:
+def _on_group(group: PartGroup, function: Callable[[_Entry], Any], entries: Sequence[_Entry]) -> list[Any]:
     found = group.map(lambda _, number: [function(it.part(number)) for it in entries], range(len(group.devices)))
     return [result for results in found for result in results]
 

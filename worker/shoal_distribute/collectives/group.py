@@ -237,13 +237,15 @@ class Group:
         with self._call(Collective.BARRIER, np.zeros(0, np.uint8), ()):
             self._way.barrier()
 
-    def subgroup(self, ranks: Sequence[int]) -> "Group":
+    def subgroup(self, ranks: Sequence[int], *, share: bool = True) -> "Group":
         """Returns a group of some ranks of this one. All of them call it, with the same list.
 
         A failure ends all groups of these ranks. The calls of a rank must have the same order in all groups together.
 
         Args:
             ranks: the ranks, which have the numbers of their places in the new group.
+            share: whether ranks on one host use shared memory, if those of this group do. Without it, the order in
+                which a sum is added does not depend on the hosts.
 
         Raises:
             BadRequest: this rank is not in the list.
@@ -252,7 +254,7 @@ class Group:
         if self.rank not in ranks:
             raise errors.BadRequest(f"rank {self.rank} cannot be in a subgroup of the ranks {list(ranks)}")
         mesh = SubgroupMesh(Members(self._mesh, tuple(ranks)))
-        return Group(mesh, lambda: None, share=self._share, directory=self._directory)
+        return Group(mesh, lambda: None, share=self._share and share, directory=self._directory)
 
     def name_ranks(self, names: Mapping[int, str]) -> None:
         """Sets what errors call ranks besides their numbers.
@@ -273,6 +275,8 @@ class Group:
 
     def pass_soon(self, rank: int, said: bytes, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
         """Sends arrays to one rank, on a thread, which calls `passed`. They must not change before `flush`.
+
+        Calls of other groups may come before `flush`, unless they have two ranks of this one in common.
 
         Args:
             rank: the rank.
@@ -308,7 +312,7 @@ class Group:
         return said, arrays
 
     def flush(self) -> None:
-        """Waits until all arrays of `pass_soon` have been sent. No other call may come before.
+        """Waits until all arrays of `pass_soon` have been sent. No other call of this group may come before.
 
         Raises:
             RankLost, RanksDisagree: see the class.

@@ -67,8 +67,9 @@ class SubgroupMesh(Mesh):
     def tell_soon(self, rank: int, said: bytes) -> None:
         self._whole.tell_soon(self._members[rank], said)
 
-    def flush(self) -> None:
-        self._whole.flush()
+    def flush(self, among: Sequence[int] = ()) -> None:
+        # What other subgroups send may wait for a rank that waits for this one.
+        self._whole.flush([self._members[place] for place in among] if among else self._members)
 
     def hear(self, rank: int) -> bytes:
         return self._whole.hear(self._members[rank])

@@ -123,14 +123,18 @@ class Mesh:
         """Sends a message on a thread, in the order of the calls with those of `send_soon`."""
         self._sender_to(rank).put(partial(self._send, rank, RankFrame.MESSAGE, [said]))
 
-    def flush(self) -> None:
+    def flush(self, among: Sequence[int] = ()) -> None:
         """Waits until all that `send_soon` and `tell_soon` got has been sent.
+
+        Args:
+            among: the ranks that it was sent to; all if there are none.
 
         Raises:
             RankLost, RanksDisagree: a rank has failed.
         """
-        for sender in self._senders.values():
-            sender.flush()
+        for rank, sender in self._senders.items():
+            if not among or rank in among:
+                sender.flush()
         self.check()
 
     def hear(self, rank: int) -> bytes:

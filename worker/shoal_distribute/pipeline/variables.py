@@ -47,7 +47,9 @@ class StageVariable(DistributedVariable):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the value, on all its devices."""
+        """The bytes of the value, on all its devices in this process."""
+        if isinstance(self._value, SplitArray):
+            return sum(int(it.nbytes) for it in self._value.parts)
         return math.prod(self.shape) * int(self.dtype.itemsize)
 
     def place(self, stages: Sequence[int], devices: Sequence[LogicalDevice]) -> None:

@@ -24,7 +24,7 @@ from shoal_distribute.strategies.optimizer_calls import OptimizerCalls
 from shoal_distribute.strategies.reduction import arrays_of, joined_along, numbers_of, summed_along, total_of
 from shoal_distribute.strategies.replica_threads import ReplicaThreads
 from shoal_distribute.strategies.training_hooks import TrainingHooks
-from shoal_distribute.tensor_parallel import SplitPlace, SplitVariable
+from shoal_distribute.tensor_parallel import DeviceMesh, PartGroup, SplitPlace, SplitVariable, group_of_devices
 from shoal_distribute.values import DistributedVariable, PerReplica, part_of, rebuilt, regrouped
 
 
@@ -203,13 +203,13 @@ class Strategy(InputSurface, TrainingHooks, OptimizerCalls):
     def create_split_variable(
         self, name: str, initial: np.ndarray, *, trainable: bool = True, place: SplitPlace
     ) -> DistributedVariable:
-        """Makes a variable in parts on several devices. Layers that are split do so in this strategy's scope.
+        """Makes a variable in parts on several devices or ranks. Split layers do so in this strategy's scope.
 
         Args:
             name: its name.
             initial: its initial value, whole.
             trainable: whether it gets gradients.
-            place: the devices, and the axis that is split.
+            place: the devices or ranks, and the axis that is split.
 
         Returns:
             The variable.
@@ -218,6 +218,25 @@ class Strategy(InputSurface, TrainingHooks, OptimizerCalls):
             WrongContext: this strategy keeps no split variables.
         """
         return SplitVariable(self, name, initial, trainable=trainable, place=place)
+
+    def part_group(self, mesh: DeviceMesh, axis: str) -> PartGroup:
+        """Returns what computes the parts of a layer that is made in this strategy's scope.
+
+        Args:
+            mesh: the devices or the ranks.
+            axis: the axis of the mesh whose devices or ranks share the layer.
+
+        Raises:
+            BadRequest: the mesh has no such axis, or several groups along it, or this strategy has no such ranks.
+            DeviceUnavailable: there is no such device.
+        """
+        if any(isinstance(it, int) for it in mesh.devices):
+            raise errors.BadRequest(
+                f"the mesh of a split layer has ranks, but a {type(self).__name__} splits layers over devices alone; "
+                "make the layer in the scope of the MultiWorkerPipelineStrategy that has this mesh, or give a mesh of "
+                "devices, such as DeviceMesh({'model': 2}, ['/gpu:0', '/gpu:1'])"
+            )
+        return group_of_devices([str(it) for it in mesh.only_group(axis)])
 
     def merge_statistics(self, variables: Sequence[DistributedVariable]) -> None:
         """Sets variables that are not trainable to the mean over all processes, for strategies that have several.

@@ -2,17 +2,21 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
+
+from shoal.program import Array
 from shoal_distribute.device_threads import DeviceThreads
 from shoal_distribute.devices import LogicalDevice, logical_devices
 from shoal_distribute.replica_context import current_replica
+from shoal_worker.arrays import on_host
 
 
 class DeviceGroup:
-    """Devices that compute together, each on a thread of its own. `group_of_devices` returns it.
+    """The `PartGroup` of devices of one process, each on a thread of its own. `group_of_devices` returns it.
 
     Its tasks never wait for each other, so several threads may call `map` at the same time. The threads end when no
     layer and no array uses the group any more.
@@ -22,10 +26,15 @@ class DeviceGroup:
 
     Attributes:
         devices: the devices.
+        size: number of parts: one for each device.
+        own: which of them this process has: all.
+        names: the names of the devices.
     """
 
     def __init__(self, devices: Sequence[LogicalDevice]) -> None:
-        self.devices = tuple(devices)
+        self.devices: Sequence[LogicalDevice] = tuple(devices)
+        self.size, self.own = len(self.devices), slice(None)
+        self.names: Sequence[str] = tuple(it.name for it in self.devices)
         self._threads = DeviceThreads(self.devices, "part", activates=False)
 
     @property
@@ -49,6 +58,34 @@ class DeviceGroup:
             gpu.xp.cuda.get_current_stream().synchronize()
         calls = zip(self.devices, *columns, strict=True)
         return self._threads.run([partial(_call, function, *call) for call in calls])
+
+    def total(self, device: LogicalDevice, parts: Sequence[Array]) -> Array:
+        """Returns the sum of arrays on one device, added in the order of the parts.
+
+        Args:
+            device, parts: see `PartGroup.total`.
+        """
+        with device.computing():
+            return reduce(lambda total, part: total + device.put(part), parts[1:], device.put(parts[0]))
+
+    def joined(self, parts: Sequence[Array], axis: int, length: int, device: LogicalDevice | None) -> Array:  # noqa: ARG002
+        """Returns arrays one after the other, on one device or on the host.
+
+        Args:
+            parts, axis, length, device: see `PartGroup.joined`.
+        """
+        if device is None:
+            return np.concatenate([on_host(it) for it in parts], axis)
+        with device.computing():
+            return device.xp.concatenate([device.put(it) for it in parts], axis)
+
+    def numbers(self, own: list[float]) -> list[float]:
+        """Returns the numbers of all parts, which this process has.
+
+        Args:
+            own: see `PartGroup.numbers`.
+        """
+        return own
 
 
 def _call(function: Callable[..., Any], device: LogicalDevice, *values: Any) -> Any:

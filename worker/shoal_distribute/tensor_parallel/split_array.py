@@ -1,8 +1,7 @@
-"""Split arrays: one array in parts along an axis, each part on a device of a group."""
+"""Split arrays: one array in parts along an axis, each part on a device or in a rank of a group."""
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import reduce
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -10,66 +9,68 @@ import numpy as np
 from shoal import errors
 from shoal.program import Array
 from shoal_distribute.devices import LogicalDevice
-from shoal_distribute.tensor_parallel.device_group import DeviceGroup
+from shoal_distribute.tensor_parallel.part_group import PartGroup
 from shoal_distribute.tensor_parallel.split_bounds import part_bounds
-from shoal_worker.arrays import on_host
 
 
 class SplitPlace(NamedTuple):
     """Where the parts of a variable are.
 
     Attributes:
-        group: the devices.
+        group: the devices or ranks.
         axis: the axis that is split.
     """
 
-    group: DeviceGroup
+    group: PartGroup
     axis: int
 
 
 class SplitArray:
     """One array, of which each device of a group has a part. Do not change the parts, unless they are of a variable.
 
-    It adds to other arrays of its shape, and NumPy converts it to a whole array on the host.
+    It adds to other arrays of its shape, and NumPy converts it to a whole array on the host. If the parts are in
+    several processes, this object has the part of this process, and all processes must gather it at the same time.
 
     Args:
-        group: the devices.
+        group: the devices or ranks.
         axis: the axis that is split.
-        parts: the parts, each on its device, in the order of the devices. `part_bounds` has their lengths.
+        parts: the parts of this process, each on its device, in order. `part_bounds` has their lengths.
+        length: the length of the axis in the whole. None means that all parts are in this process.
 
     Attributes:
-        group: the devices.
+        group: the devices or ranks.
         axis: the axis that is split, 0 or more.
-        parts: the parts.
+        parts: the parts of this process.
         shape: the shape of the whole.
     """
 
     __array_ufunc__ = None  # an operator of NumPy's arrays leaves the work to this class
 
-    def __init__(self, group: DeviceGroup, axis: int, parts: Sequence[Array]) -> None:
+    def __init__(self, group: PartGroup, axis: int, parts: Sequence[Array], length: int | None = None) -> None:
         self.group, self.parts = group, tuple(parts)
         self.axis = axis % self.parts[0].ndim
         before, after = self.parts[0].shape[: self.axis], self.parts[0].shape[self.axis + 1 :]
-        self.shape: tuple[int, ...] = (*before, sum(it.shape[self.axis] for it in self.parts), *after)
+        whole = sum(it.shape[self.axis] for it in self.parts) if length is None else length
+        self.shape: tuple[int, ...] = (*before, whole, *after)
 
     @classmethod
-    def split(cls, group: DeviceGroup, axis: int, whole: Array, *, copy: bool = False) -> Self:
+    def split(cls, group: PartGroup, axis: int, whole: Array, *, copy: bool = False) -> Self:
         """Returns an array in parts.
 
         Args:
-            group: the devices.
+            group: the devices or ranks.
             axis: the axis to split.
             whole: the array.
             copy: whether parts on the host have memory of their own, instead of the array's.
 
         Raises:
-            InvalidShape: the axis has fewer elements than there are devices.
+            InvalidShape: the axis has fewer elements than there are parts.
         """
 
         def placed(device: LogicalDevice, view: Array) -> Array:
             return device.put(np.array(view, order="C") if copy and isinstance(view, np.ndarray) else view)
 
-        return cls(group, axis, group.map(placed, views_of(whole, axis, len(group.devices))))
+        return cls(group, axis, group.map(placed, views_of(whole, axis, group)), whole.shape[axis])
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -84,8 +85,8 @@ class SplitArray:
 
     @property
     def bounds(self) -> tuple[slice, ...]:
-        """The part of the axis that each device has."""
-        return part_bounds(self.shape[self.axis], len(self.parts))
+        """The part of the axis that each part of this process has."""
+        return part_bounds(self.shape[self.axis], self.group.size)[self.group.own]
 
     def gathered(self, device: LogicalDevice | None = None) -> Array:
         """Returns the whole array on one device.
@@ -93,9 +94,15 @@ class SplitArray:
         Args:
             device: the device; None means the group's `home`.
         """
-        home = device or self.group.home
-        with home.computing():
-            return home.xp.concatenate([home.put(it) for it in self.parts], self.axis)
+        return self.group.joined(self.parts, self.axis, self.shape[self.axis], device or self.group.home)
+
+    def with_parts(self, parts: Sequence[Array]) -> "SplitArray":
+        """Returns an array of this shape, split in the same way, with other parts.
+
+        Args:
+            parts: the parts of this process.
+        """
+        return SplitArray(self.group, self.axis, parts, self.shape[self.axis])
 
     def mapped(self, function: Callable[..., Array], *others: "SplitArray") -> "SplitArray":
         """Returns what a function computes from each part, on the device of the part.
@@ -105,7 +112,7 @@ class SplitArray:
             *others: arrays that are split in the same way.
         """
         columns = [self.parts, *(it.parts for it in others)]
-        return SplitArray(self.group, self.axis, self.group.map(lambda _, *parts: function(*parts), *columns))
+        return self.with_parts(self.group.map(lambda _, *parts: function(*parts), *columns))
 
     def like(self, array: Any) -> "SplitArray":
         """Returns another array of this shape, split in the same way.
@@ -147,39 +154,29 @@ class SplitArray:
         return self.mapped(lambda part: part / divisor)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(np.concatenate([on_host(it) for it in self.parts], self.axis), dtype)
+        return np.asarray(self.group.joined(self.parts, self.axis, self.shape[self.axis], None), dtype)
 
     def __repr__(self) -> str:
-        devices = ", ".join(it.name for it in self.group.devices)
+        devices = ", ".join(self.group.names)
         return f"SplitArray(shape={self.shape}, dtype={self.dtype}, axis={self.axis}, devices=[{devices}])"
 
 
-def views_of(array: Array, axis: int, devices: int) -> Sequence[Array]:
-    """Returns the parts of an array for devices. Those of a whole array are still where the array is.
+def views_of(array: Array, axis: int, group: PartGroup) -> Sequence[Array]:
+    """Returns the parts of an array for this process. Those of a whole array are still where the array is.
 
     Args:
-        array: a whole array, or one that is split along this axis over these devices.
+        array: a whole array, or one that is split along this axis over this group.
         axis: the axis.
-        devices: number of devices.
+        group: the devices or ranks.
 
     Raises:
-        InvalidShape: the axis has fewer elements than there are devices.
+        InvalidShape: the axis has fewer elements than there are parts.
     """
     if isinstance(array, SplitArray):
         return array.parts
     axis = axis % array.ndim
-    return [array[(slice(None),) * axis + (part,)] for part in part_bounds(array.shape[axis], devices)]
+    own = part_bounds(array.shape[axis], group.size)[group.own]
+    return [array[(slice(None),) * axis + (part,)] for part in own]
 
 
-def total_on(device: LogicalDevice, parts: Sequence[Array]) -> Array:
-    """Returns the sum of arrays on one device, added in their order.
-
-    Args:
-        device: the device.
-        parts: arrays of one shape, on any devices.
-    """
-    with device.computing():
-        return reduce(lambda total, part: total + device.put(part), parts[1:], device.put(parts[0]))
-
-
-__all__ = ["SplitArray", "SplitPlace", "total_on", "views_of"]
+__all__ = ["SplitArray", "SplitPlace", "views_of"]

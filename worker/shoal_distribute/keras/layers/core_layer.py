@@ -169,6 +169,15 @@ class CoreLayer(Layer):
     def training_calls(self, count: int) -> None:
         self._steps[0] = count - 1
 
+    @property
+    def drawn_seed(self) -> int:
+        """The seed of what its calls in training draw."""
+        return self._seed
+
+    @drawn_seed.setter
+    def drawn_seed(self, seed: int) -> None:
+        self._seed = seed
+
     def _context(self, learns: bool, arrays: Mapping[str, Array]) -> tuple[Any, Mapping[str, Array], bool]:
         """Returns the context of a call, state that replaces the present one, and whether the call changes the state.
 

@@ -12,7 +12,7 @@ from shoal_distribute.keras.layers.base import Shape, cast
 from shoal_distribute.keras.layers.core_layer import WeightArguments, applied
 from shoal_distribute.keras.layers.split_layer import SplitLayer
 from shoal_distribute.keras.tensor import Tensor, is_recorded, recorded
-from shoal_distribute.tensor_parallel import DeviceMesh, SplitArray, total_on, views_of
+from shoal_distribute.tensor_parallel import DeviceMesh, SplitArray, views_of
 from shoal_nn.activations import Activation
 
 # One device's forward pass: its output, and its pullback.
@@ -73,8 +73,9 @@ class ColumnParallelDense(_SplitDense):
         use_bias: whether to add a bias.
         kernel_initializer: name or object.
         bias_initializer: name or object.
-        mesh: the devices. Along other axes than `axis`, it has one device each.
-        axis: the axis of the mesh whose devices share the layer.
+        mesh: the devices. Along other axes than `axis`, it has one device each. Or the `mesh` of a
+            `MultiWorkerPipelineStrategy`.
+        axis: the axis of the mesh whose devices or ranks share the layer.
         gather_output: whether the output is gathered on one device. Otherwise each device keeps its part, which a
             `RowParallelDense` with `input_is_parallel=True` takes. Any other layer gathers the parts.
         **kwargs: see `Layer`.
@@ -127,13 +128,13 @@ class ColumnParallelDense(_SplitDense):
             return activated, lambda dy: pull(slope(dy)[1])
 
         outputs = group.map(forward, self.parts_of("kernel"), self.parts_of("bias"))
-        split = SplitArray(group, -1, [y for y, _ in outputs])
+        split = SplitArray(group, -1, [y for y, _ in outputs], self._layer.units)
         pulls = [pull for _, pull in outputs]
 
         def pullback(dy: Array) -> list[Array | None]:
-            own = views_of(dy, -1, len(pulls))
+            own = views_of(dy, -1, group)
             found = group.map(lambda device, pull, part: pull(device.put(part)), pulls, own)
-            dx = None if is_data else total_on(home, [it for _, it in found])
+            dx = None if is_data else group.total(home, [it for _, it in found])
             return [dx, *self.gradients([gradients for gradients, _ in found])]
 
         value = split.gathered(home) if self._gathers else split
@@ -156,8 +157,9 @@ class RowParallelDense(_SplitDense):
         use_bias: whether to add a bias.
         kernel_initializer: name or object.
         bias_initializer: name or object.
-        mesh: the devices. Along other axes than `axis`, it has one device each.
-        axis: the axis of the mesh whose devices share the layer.
+        mesh: the devices. Along other axes than `axis`, it has one device each. Or the `mesh` of a
+            `MultiWorkerPipelineStrategy`.
+        axis: the axis of the mesh whose devices or ranks share the layer.
         input_is_parallel: whether the input is in parts on the same devices, as a `ColumnParallelDense` with
             `gather_output=False` leaves it. Otherwise a whole input is split.
         **kwargs: see `Layer`.
@@ -208,11 +210,11 @@ class RowParallelDense(_SplitDense):
             gradients = self.gradients([it for it, _ in found])
             if is_data:
                 return [None, *gradients]
-            dx = SplitArray(group, -1, [it for _, it in found])
+            dx = SplitArray(group, -1, [it for _, it in found], x.shape[-1])
             return [dx if self._takes_parts else dx.gathered(home), *gradients]
 
         trained = [it for name, it in self.trained_variables().items() if name in self.split_axes]
-        output = recorded(total_on(home, [y for y, _ in outputs]), (x, *trained), pullback)
+        output = recorded(group.total(home, [y for y, _ in outputs]), (x, *trained), pullback)
         if self._layer.bias:
             output = output + self._variables["bias"]
         activation = self._activation
@@ -239,13 +241,13 @@ class RowParallelDense(_SplitDense):
         self.check_width(x, self._variables["kernel"].shape[0])
         given = x.stored if self._takes_parts else x.array
         if isinstance(given, SplitArray) and given.group is not self._group:
-            theirs, own = ([it.name for it in group.devices] for group in (given.group, self._group))
+            theirs, own = given.group.names, self._group.names
             raise errors.InvalidLayer(
                 f"layer {self.name} is on {', '.join(own)}, but the parts of its input are on {', '.join(theirs)}; "
                 "give both layers the same mesh",
                 kind=type(self).__name__,
             )
-        return views_of(given, -1, len(self._group.devices))
+        return views_of(given, -1, self._group)
 
 
 __all__ = ["ColumnParallelDense", "RowParallelDense"]

@@ -10,7 +10,7 @@ from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.keras.layers.core_layer import WeightArguments
 from shoal_distribute.keras.layers.split_layer import SplitLayer
 from shoal_distribute.keras.tensor import Tensor, recorded
-from shoal_distribute.tensor_parallel import DeviceMesh, rows_of_part, total_on
+from shoal_distribute.tensor_parallel import DeviceMesh, rows_of_part
 
 
 class ParallelEmbedding(SplitLayer):
@@ -25,8 +25,9 @@ class ParallelEmbedding(SplitLayer):
         input_dim: number of rows, at least the number of devices. Ids are in [0, input_dim); other ids are refused.
         output_dim: length of a vector.
         embeddings_initializer: name or object.
-        mesh: the devices. Along other axes than `axis`, it has one device each.
-        axis: the axis of the mesh whose devices share the layer.
+        mesh: the devices. Along other axes than `axis`, it has one device each. Or the `mesh` of a
+            `MultiWorkerPipelineStrategy`.
+        axis: the axis of the mesh whose devices or ranks share the layer.
         **kwargs: see `Layer`.
 
     Raises:
@@ -72,7 +73,7 @@ class ParallelEmbedding(SplitLayer):
             found = group.map(lambda device, pull: {"table": pull(device.put(dy))}, pulls)
             return [None, *self.gradients(found)]
 
-        y = total_on(self.home, [y for y, _ in outputs])
+        y = group.total(self.home, [y for y, _ in outputs])
         return recorded(y, (inputs, *self.trained_variables().values()), pullback)
 
     def _check_ids(self, ids: Array) -> None:

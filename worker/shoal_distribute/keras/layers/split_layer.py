@@ -1,4 +1,4 @@
-"""Base class of the layers whose variables are split over the devices of a mesh."""
+"""Base class of the layers whose variables are split over the devices or the ranks of a mesh."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -11,23 +11,25 @@ from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.keras.layers.core_layer import CoreLayer, WeightArguments
 from shoal_distribute.keras.tensor import Tensor
 from shoal_distribute.replica_context import current_replica
-from shoal_distribute.tensor_parallel import DeviceMesh, SplitArray, SplitPlace, group_of_devices, part_bounds
+from shoal_distribute.tensor_parallel import DeviceMesh, SplitPlace, part_bounds
 from shoal_distribute.values import DistributedVariable
 
 
 class SplitLayer(CoreLayer):
-    """Base class of layers that several devices compute together, each with a part of the variables.
+    """Base class of layers that several devices or ranks compute together, each with a part of the variables.
 
     A call uses no state but the variables: what its backward pass needs belongs to the call.
 
     Args:
         found: see `CoreLayer`.
-        mesh: the devices. Along other axes than `axis`, it has one device each.
-        axis: the axis of the mesh whose devices share the layer.
+        mesh: the devices. Along other axes than `axis`, it has one device each. Or the ranks: the `mesh` of a
+            `MultiWorkerPipelineStrategy`, in whose scope the layer is made.
+        axis: the axis of the mesh whose devices or ranks share the layer.
         **kwargs: see `Layer`.
 
     Raises:
-        BadRequest: the mesh has no such axis, or several groups along it.
+        BadRequest: the mesh has no such axis, or several groups of devices along it, or it has ranks of another
+            strategy.
         DeviceUnavailable: there is no such device.
     """
 
@@ -44,7 +46,7 @@ class SplitLayer(CoreLayer):
     ) -> None:
         super().__init__(found, **kwargs)
         self.mesh = DeviceMesh.of(mesh)
-        self._group = group_of_devices([str(it) for it in self.mesh.only_group(axis)])
+        self._group = self.strategy.part_group(self.mesh, axis)
 
     @property
     def home(self) -> LogicalDevice:
@@ -62,7 +64,7 @@ class SplitLayer(CoreLayer):
         return self.strategy.create_split_variable(full, values, trainable=trainable, place=place)
 
     def parts_of(self, name: str) -> Sequence[Array | None]:
-        """Returns the parts of a variable, each on its device; None for each device if the layer does not have it.
+        """Returns this process's parts of a variable, each on its device; None for each if the layer does not have it.
 
         Args:
             name: its name in shoal_nn.
@@ -79,8 +81,8 @@ class SplitLayer(CoreLayer):
             found: gradients of each device by name.
         """
         return [
-            SplitArray(self._group, self.split_axes[name], [it[name] for it in found])
-            for name in self.trained_variables()
+            variable.storage().with_parts([it[name] for it in found])
+            for name, variable in self.trained_variables().items()
             if name in self.split_axes
         ]
 
@@ -98,13 +100,14 @@ class SplitLayer(CoreLayer):
             )
 
     def check_split(self, length: int, what: str) -> None:
-        """Raises InvalidShape if there are fewer elements than devices.
+        """Raises InvalidShape if there are fewer elements than parts.
 
         Args:
             length: number of elements.
             what: what they are, in words.
         """
-        part_bounds(length, len(self._group.devices), f"{what} of layer {self.name}")
+        over = "devices" if len(self._group.devices) == self._group.size else "ranks"
+        part_bounds(length, self._group.size, f"{what} of layer {self.name}", over)
 
 
 __all__ = ["SplitLayer"]

@@ -1,12 +1,14 @@
-"""The stage of this process, and the ranks that it works with: the other stages of its replica, and its replicas."""
+"""The stage of this process, and the ranks that it works with: other stages, replicas, and the parts of its layers."""
 
 import json
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
+from shoal import errors
 from shoal.program import Array
 from shoal_distribute.collectives import Group
 from shoal_distribute.devices import LogicalDevice
@@ -14,10 +16,12 @@ from shoal_distribute.group_arrays import bytes_from, sums_of
 from shoal_distribute.pipeline.links import StageLinks
 from shoal_distribute.pipeline.processes.links import RankLinks
 from shoal_distribute.replica_context import Replicated
-from shoal_distribute.tensor_parallel import DeviceMesh, SplitArray
+from shoal_distribute.tensor_parallel import RankGroup, RankMesh, SplitArray
 from shoal_worker.arrays import on_host
 
 T = TypeVar("T")
+
+_SAMPLED_BYTES = 1 << 16
 
 
 class RankStage:
@@ -25,32 +29,68 @@ class RankStage:
 
     Args:
         group: all ranks.
-        mesh: the ranks by "replica" and "stage".
+        mesh: what each rank computes.
         device: the device of this process.
+
+    Raises:
+        RanksDisagree: another rank has another mesh.
 
     Attributes:
         stage: the stage of this process.
         replica: the replica that it is of.
-        peers: the ranks of the same stage, by replica.
+        peers: the ranks that have the gradients of the same variables, by replica.
+        parts: the ranks that have the parts of this stage's split layers.
     """
 
-    def __init__(self, group: Group, mesh: DeviceMesh, device: LogicalDevice) -> None:
-        self._group, self._device = group, device
-        group.name_ranks({rank: described(mesh, rank) for rank in range(group.ranks)})
+    def __init__(self, group: Group, mesh: RankMesh, device: LogicalDevice) -> None:
+        _check_same(group, mesh)
+        self._group, self._mesh, self._device = group, mesh, device
+        group.name_ranks({rank: mesh.described(rank) for rank in range(group.ranks)})
         place = mesh.coordinates(group.rank)
         self.stage, self.replica = place["stage"], place["replica"]
-        ranks = [int(it) for it in mesh.group_of(group.rank, "stage")]
-        self._line = group.subgroup(ranks)
-        self.peers = group.subgroup([int(it) for it in mesh.group_of(group.rank, "replica")])
+        line, split = mesh.line(group.rank), mesh.split_group(group.rank)
+        self._line, self._split = group.subgroup(line), group.subgroup(split)
+        self.peers = self._opened_peers()
+        self.parts = RankGroup(self._split, device, [f"rank {rank}" for rank in split])
         self.own: Sequence[int] = (self.stage,)
-        self.listeners: Sequence[int] = range(len(ranks) - 1)
-        self.names: Sequence[str] = [f"rank {rank}" for rank in ranks]
+        self.listeners: Sequence[int] = range(len(line) - 1)
+        self.names: Sequence[str] = [f"rank {rank}" for rank in line]
 
     def links(self) -> RankLinks:
         return RankLinks(self._line)
 
     def begin(self, what: str) -> None:
         self._line.agree(what)
+        self._split.agree(what)
+
+    def check_inputs(self, inputs: Sequence[Array]) -> None:
+        """Makes sure that all ranks of a split layer compute with the same inputs, by a sample of their bytes.
+
+        Args:
+            inputs: the inputs of a batch.
+
+        Raises:
+            RanksDisagree: another rank has other ones.
+        """
+        sums = self._split.all_gather(np.array(sampled_checksum(inputs), np.int64))
+        others = np.flatnonzero(sums != sums[0])
+        if len(others):
+            first, other = (self._mesh.split_group(self._group.rank)[it] for it in (0, int(others[0])))
+            raise errors.RanksDisagree(
+                f"rank {other} ({self._mesh.described(other)}) computes with other samples than rank {first} "
+                f"({self._mesh.described(first)}); they have parts of the same layers, so give both the same data, in "
+                "the same order, and shard it by strategy.input_pipeline_id alone",
+                rank=other,
+            )
+
+    def share_seeds(self, seeds: Sequence[int]) -> list[int]:
+        """Returns the seeds of the first rank that has a part of this stage's split layers.
+
+        Args:
+            seeds: the seeds of this rank.
+        """
+        found: list[int] = json.loads(bytes_from(self._split, 0, json.dumps(seeds).encode()))
+        return found
 
     def run(
         self, strategy: Replicated, functions: Sequence[Callable[[], T]], links: StageLinks | None = None
@@ -63,7 +103,7 @@ class RankStage:
 
     def chosen(self, choose: Callable[[], Sequence[int]], count: int) -> list[int]:
         numbers = np.zeros(count, np.int64)
-        if self._group.rank == 0:
+        if self.stage == self.replica == 0:  # to choose may be to compute split layers
             numbers[:] = choose()
         return [int(it) for it in self._group.broadcast(numbers)]
 
@@ -79,7 +119,7 @@ class RankStage:
         whole = [it.parts if isinstance(it, SplitArray) else (it,) for it in arrays]
         sums = iter(sums_of(self.peers, [on_host(part) for parts in whole for part in parts]))
         return [
-            SplitArray(it.group, it.axis, [device.put(next(sums)) for device in it.group.devices])
+            it.with_parts([device.put(next(sums)) for device in it.group.devices])
             if isinstance(it, SplitArray)
             else self._device.put(next(sums))
             for it in arrays
@@ -112,19 +152,49 @@ class RankStage:
     def close(self) -> None:
         """Leaves the group."""
         self._group.close()  # first: see `Group.close`
-        self._line.close()
-        self.peers.close()
+        for group in (self._line, self._split, self.peers):
+            group.close()
+
+    def _opened_peers(self) -> Group:
+        """Returns the replicas of this stage. All parts of a stage add up gradients in the same order."""
+        ranks = self._mesh.peers(self._group.rank)
+        peers = self._group.subgroup(ranks)
+        if self._split.ranks > 1:
+            layouts = self._group.all_gather(np.array(zlib.crc32(repr(peers.hosts).encode()), np.int64))
+            if any(layouts != layouts[0]):
+                peers.close()
+                return self._group.subgroup(ranks, share=False)
+        return peers
 
 
-def described(mesh: DeviceMesh, rank: int) -> str:
-    """Returns what a rank computes, as text.
+def sampled_checksum(arrays: Sequence[Array]) -> int:
+    """Returns a checksum of the shapes and dtypes of arrays, and of elements that are evenly spaced in them.
 
     Args:
-        mesh: see `RankStage`.
-        rank: the rank.
+        arrays: the arrays.
     """
-    place = mesh.coordinates(rank)
-    return f"stage {place['stage']} of replica {place['replica']}"
+    found = 0
+    for array in arrays:
+        flat = array.reshape(-1)
+        step = max(1, flat.nbytes // _SAMPLED_BYTES)
+        found = zlib.crc32(repr((array.shape, array.dtype.name)).encode(), found)
+        found = zlib.crc32(np.ascontiguousarray(on_host(flat[::step])).tobytes(), found)
+    return found
 
 
-__all__ = ["RankStage", "described"]
+def _check_same(group: Group, mesh: RankMesh) -> None:
+    axes = group.all_gather(np.array([*mesh.axes.values()], np.int64))
+    others = np.flatnonzero((axes != axes[0]).any(axis=1))
+    if len(others):
+        first, other = (
+            RankMesh(int(stages), int(replicas), int(split)).shown()
+            for replicas, stages, split in (axes[0], axes[others[0]])
+        )
+        raise errors.RanksDisagree(
+            f"rank {others[0]} makes a strategy of {other}, but rank 0 one of {first}; give all processes the same "
+            "stages, replicas and split",
+            rank=int(others[0]),
+        )
+
+
+__all__ = ["RankStage", "sampled_checksum"]

@@ -14,7 +14,6 @@ from shoal.consistency import Asynchronous, Consistency
 from shoal.variables import Variable
 from shoal_distribute.collectives import Group
 from shoal_distribute.pipeline.model_stages import PipelinedModel
-from shoal_distribute.pipeline.processes.runner import described
 from shoal_distribute.pipeline.processes.server_stage import ServerStage, ServerStageVariable, stage_variables
 from shoal_distribute.pipeline.processes.strategy import MultiWorkerPipelineStrategy
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver, ranked_tasks
@@ -26,7 +25,7 @@ from shoal_distribute.strategies import (
     resolver_of_cluster,
     script_name,
 )
-from shoal_distribute.tensor_parallel import DeviceMesh, SplitPlace, SplitVariable
+from shoal_distribute.tensor_parallel import RankMesh, SplitPlace, SplitVariable
 from shoal_distribute.values import DistributedVariable
 
 _log = Log(__name__)
@@ -113,7 +112,7 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
         group: Group | None = None,
         **options: Any,
     ) -> None:
-        mesh = DeviceMesh({"replica": replicas, "stage": stages}, range(stages * replicas))
+        mesh = RankMesh(stages, replicas)
         if cut is None and min(stages, replicas) > 1:
             raise errors.BadRequest(
                 f"there is no cut, but each of {replicas} replicas would measure the costs itself, and the cuts could "
@@ -147,7 +146,7 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
             raise
         joins = self._consistency.joins_gradients
         self.mesh, self._replica, self.rank = mesh, number, number * stages + self.stage
-        self._world.name_ranks({it: described(mesh, number * stages + it) for it in range(stages)})
+        self._world.name_ranks({it: mesh.described(number * stages + it) for it in range(stages)})
         self.first_replica = number if joins else 0
         self._updates = self._servers = ServerStage(self._open_session, joins=joins, in_step=self.num_replicas_in_sync)
         atexit.unregister(self.close)
@@ -259,7 +258,7 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
 
 
 def _line(
-    mesh: DeviceMesh, resolver: ClusterResolver | None, task: TrainingTask | None, replica: int | None
+    mesh: RankMesh, resolver: ClusterResolver | None, task: TrainingTask | None, replica: int | None
 ) -> tuple[Group | None, int | None]:
     """Connects this process with the other stages of its replica, if their addresses are known.
 
@@ -276,11 +275,7 @@ def _line(
     tasks = ranked_tasks(listed)
     if tasks is None:
         return None, replica
-    if len(tasks.addresses) != mesh.size:
-        raise errors.BadRequest(
-            f"there are {len(tasks.addresses)} processes, but {mesh.length('stage')} stages with "
-            f"{mesh.length('replica')} replicas need {mesh.size}; start a process for each stage of each replica"
-        )
+    mesh.check_ranks(len(tasks.addresses))
     place = open_hybrid_group(listed, mesh.length("stage"), coordinator=task is not None)
     return place.group, place.number
 

@@ -16,16 +16,19 @@ from shoal_distribute.collectives import Group, ReduceOp
 from shoal_distribute.devices import logical_devices
 from shoal_distribute.elastic_group import ElasticGroup
 from shoal_distribute.group_arrays import sums_of
+from shoal_distribute.keras.layers.base import as_tensor
+from shoal_distribute.keras.layers.core_layer import CoreLayer
+from shoal_distribute.keras.models.model import Model
 from shoal_distribute.pipeline.model_stages import PipelinedModel, check_samples
-from shoal_distribute.pipeline.processes.runner import RankStage, described
+from shoal_distribute.pipeline.processes.runner import RankStage
 from shoal_distribute.pipeline.processes.variables import RankVariable
 from shoal_distribute.pipeline.staged import StagedStrategy, settings_of
 from shoal_distribute.rank_metrics import RankMetrics
-from shoal_distribute.replica_context import ReplicaContext
+from shoal_distribute.replica_context import ReplicaContext, current_replica
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies import join_processes, script_name
 from shoal_distribute.task_group import open_group
-from shoal_distribute.tensor_parallel import DeviceMesh, SplitPlace
+from shoal_distribute.tensor_parallel import DeviceMesh, PartGroup, RankMesh, SplitPlace
 from shoal_distribute.values import DistributedVariable
 from shoal_worker.arrays import on_host
 
@@ -33,10 +36,9 @@ from shoal_worker.arrays import on_host
 class MultiWorkerPipelineStrategy(StagedStrategy):
     """One model, cut into stages in several processes. Replicas of the pipeline add up their gradients.
 
-    Each process computes one stage of one replica: the rank r computes stage r % stages of replica r // stages. All run
-    the same script. A batch is divided between the replicas. Each process reads the samples of its replica itself: the
-    first stage computes with the inputs, and the last one with the labels. New variables get the initial values of the
-    first process.
+    Each process computes one stage of one replica. All run the same script. A batch is divided between the replicas.
+    Each process reads the samples of its replica itself: the first stage computes with the inputs, and the last one
+    with the labels. New variables get the initial values of the first process.
 
         os.environ["TF_CONFIG"] = json.dumps(
             {"cluster": {"worker": ["host-a:7090", "host-b:7090"]}, "task": {"type": "worker", "index": 0}}
@@ -48,6 +50,16 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
         model.fit(x, y, batch_size=64)
 
     Without TF_CONFIG, the coordinator of a cluster brings the processes together, without any address in the script.
+
+    With `split`, several processes compute a stage together. Each has a part of the layers that get the mesh of the
+    strategy, and computes all other layers of the stage as the others do, with the same bits:
+
+        strategy = MultiWorkerPipelineStrategy(stages=2, replicas=2, split=2)  # 8 processes
+        with strategy.scope():
+            wide = keras.layers.ColumnParallelDense(4096, "gelu", mesh=strategy.mesh, gather_output=False)
+            narrow = keras.layers.RowParallelDense(1024, mesh=strategy.mesh, input_is_parallel=True)
+
+    `mesh` says what each rank computes: the part varies fastest, then the stage, then the replica.
 
     If a process ends, the step ends in the others: they get `RankLost`, which names it. Start all processes again, from
     a checkpoint. All processes take and read checkpoints, and the first one writes the files.
@@ -68,16 +80,19 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
         group_name: name of the group at the coordinator, the same for all its processes; by default the name of the
             script.
         group: a group of processes that is open already, instead of a resolver.
+        split: number of processes that compute a stage together, each with a part of its split layers.
 
     Attributes:
-        mesh: the ranks by "replica" and "stage".
+        mesh: the ranks by "replica", "stage" and "model". Split layers take it.
         rank: number of this process.
         stage: the stage of this process.
 
     Raises:
-        BadRequest: an argument or `TF_CONFIG` is invalid, or the number of processes is not stages * replicas.
+        BadRequest: an argument or `TF_CONFIG` is invalid, or the number of processes is not stages * replicas *
+            split.
         DeviceUnavailable: there is no such device.
         RankLost: another process did not come.
+        RanksDisagree: another process has other stages, replicas or split.
     """
 
     _after_loss = "start all processes again, from a checkpoint"
@@ -98,9 +113,9 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
         coordinator: str | None = None,
         group_name: str = "",
         group: Group | None = None,
+        split: int = 1,
     ) -> None:
-        # The stages of a replica have ranks that follow each other.
-        self.mesh = DeviceMesh({"replica": replicas, "stage": stages}, range(stages * replicas))
+        self.mesh = RankMesh(stages, replicas, split)
         chosen = logical_devices(None if device is None else [device])[0]
         settings = settings_of((chosen,) * stages, micro_batches, schedule, recompute, memory_limit)
         _tracing.start("client")
@@ -112,7 +127,7 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
             group, _ = self._elastic.form(-1)
         self._world = group or _opened(cluster_resolver, self.mesh)
         try:
-            _check_ranks(self.mesh, self._world.ranks)
+            self.mesh.check_ranks(self._world.ranks)
             self._ranks = RankStage(self._world, self.mesh, chosen)
         except BaseException:
             self._world.close()
@@ -159,6 +174,8 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
     experimental_run_v2 = run
 
     def stages_of(self, model: Any, x: Any, optimizer: optim.Optimizer | None = None) -> PipelinedModel | None:
+        if self._ranks.parts.size > 1 and current_replica() is not None:
+            self._ranks.check_inputs([as_tensor(it).array for it in model.listed_inputs(x)])
         found = super().stages_of(model, x, optimizer)
         self._world.times.steps += found is not None and optimizer is not None
         return found
@@ -181,6 +198,17 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
     ) -> DistributedVariable:
         values = self._world.broadcast(np.array(initial, order="C"))
         return RankVariable(self, name, values, trainable=trainable, ranks=self._ranks, split=place)
+
+    def part_group(self, mesh: DeviceMesh, axis: str) -> PartGroup:
+        if not any(isinstance(it, int) for it in mesh.devices):
+            return super().part_group(mesh, axis)
+        rank = self._world.rank
+        if rank not in mesh.devices or mesh.group_of(rank, axis) != self.mesh.split_group(rank):
+            raise errors.BadRequest(
+                "the mesh of a split layer has other ranks along its axis than the mesh of the strategy; give "
+                "mesh=strategy.mesh, with the axis 'model'"
+            )
+        return self._ranks.parts
 
     def of_ranks(self, number: int) -> list[int]:
         return [int(it) for it in self._world.all_gather(np.array(number, np.int64))]
@@ -206,6 +234,12 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
         if self._elastic:
             self._elastic.close()
         super().close(error)
+
+    def _pipelined(self, model: Model, x: Any) -> PipelinedModel:
+        layers = [it for it in model.all_layers() if isinstance(it, CoreLayer)]
+        for layer, seed in zip(layers, self._ranks.share_seeds([it.drawn_seed for it in layers]), strict=True):
+            layer.drawn_seed = seed
+        return super()._pipelined(model, x)
 
     def _across(self, array: np.ndarray) -> np.ndarray:
         return self._ranks.of_last(array)
@@ -236,7 +270,7 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
             raise
         except BaseException as error:
             if not self._has_failed():  # otherwise another rank has raised the error
-                place = f"raised in rank {self.rank}, which computes {described(self.mesh, self.rank)}"
+                place = f"raised in rank {self.rank}, which computes {self.mesh.described(self.rank)}"
                 error.add_note(place)
                 self._world.fail(_told(error, place))
             raise
@@ -256,26 +290,14 @@ def _told(error: BaseException, place: str) -> errors.ShoalError:
     return errors.InternalError(f"{type(error).__name__}: {error} ({place})")
 
 
-def _opened(resolver: ClusterResolver | None, mesh: DeviceMesh) -> Group:
+def _opened(resolver: ClusterResolver | None, mesh: RankMesh) -> Group:
     group = open_group(resolver or TFConfigClusterResolver())
     if group is None:
         raise errors.BadRequest(
-            f"this process is alone, but {_shape(mesh)} need {mesh.size}; set TF_CONFIG, give a coordinator, or use "
+            f"this process is alone, but {mesh.shown()} need {mesh.size}; set TF_CONFIG, give a coordinator, or use "
             "PipelineStrategy for stages in one process"
         )
     return group
-
-
-def _check_ranks(mesh: DeviceMesh, ranks: int) -> None:
-    if ranks != mesh.size:
-        raise errors.BadRequest(
-            f"there are {ranks} processes, but {_shape(mesh)} need {mesh.size}; start a process for each stage of each "
-            "replica"
-        )
-
-
-def _shape(mesh: DeviceMesh) -> str:
-    return f"{mesh.length('stage')} stages with {mesh.length('replica')} replicas"
 
 
 __all__ = ["MultiWorkerPipelineStrategy"]

@@ -56,6 +56,10 @@ class RankVariable(StageVariable):
     def updaters(self) -> Sequence[int]:
         return self._stages
 
+    def storage(self) -> Array:
+        self._require_here()
+        return super().storage()
+
     @property
     def values(self) -> tuple[Array, ...]:
         self._require_here()
