@@ -239,6 +239,20 @@ def test_subgroups_make_calls_of_their_own(hosts: list[int]) -> None:
     ]
 
 
+def test_calls_of_a_subgroup_do_not_wait_for_what_another_one_sends() -> None:
+    def work(group: Group) -> list[float]:
+        stage = group.subgroup([0, 1] if group.rank < 2 else [2, 3])
+        line = group.subgroup([group.rank % 2, group.rank % 2 + 2])
+        large = np.full(3_000_000, 1.0 + group.rank)  # more than the buffers of a connection hold
+        line.pass_soon(1 - line.rank, b"", [large])
+        total = stage.all_reduce(np.full(200_000, 1.0 + group.rank))
+        _, (passed,) = line.passed(1 - line.rank, lambda _: [np.empty(3_000_000)])
+        line.flush()
+        return [total[0], passed[0]]
+
+    assert succeeded(run_ranks(4, work, share=False)) == [[3.0, 3.0], [3.0, 4.0], [7.0, 1.0], [7.0, 2.0]]
+
+
 @pytest.mark.parametrize("share", [True, False])
 def test_ranks_that_do_not_agree_are_told(share: bool) -> None:
     def work(group: Group) -> None:

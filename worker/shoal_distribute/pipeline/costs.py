@@ -1,7 +1,7 @@
 """Measured costs of the layers of a model, by which it is cut into stages."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 from shoal.program import Array
 from shoal_distribute.keras.layers.forward_pass import Trial
@@ -10,6 +10,7 @@ from shoal_distribute.keras.tensor import Tensor, is_recorded, leaf
 from shoal_distribute.pipeline.cut import CallCost, ModelCosts
 from shoal_distribute.pipeline.graph import Graph, LayerCall
 from shoal_distribute.pipeline.saved import memory_id, saved_arrays
+from shoal_distribute.pipeline.variables import StageVariable
 from shoal_distribute.values import DistributedVariable
 from shoal_nn.layer import TrainingContext
 
@@ -45,7 +46,7 @@ def measured_costs(
         values[call.output] = output
         new = [it for it in call.layer.weights if id(it) not in counted]
         counted.update(map(id, new))
-        fixed = sum(math.prod(it.shape) * it.dtype.itemsize * copies(it) for it in new)
+        fixed = sum(cast(StageVariable, it).nbytes * copies(it) for it in new)
         passed = {memory_id(it.array) for it in values.values()}
         own = sum(size for key, size in saved.items() if key not in passed)
         shared = {key: size for key, size in saved.items() if key in passed}

@@ -315,7 +315,7 @@ def test_wrong_use_is_named() -> None:
         layers.ColumnParallelDense(8, mesh=DeviceMesh({"data": 2, "model": 2}, [f"/cpu:{it}" for it in range(4)]))
     with pytest.raises(errors.BadRequest, match="has no axis 'model'; it has data"):
         layers.ColumnParallelDense(8, mesh=DeviceMesh({"data": 2}, ["/cpu:0", "/cpu:1"]))
-    with pytest.raises(errors.DeviceUnavailable, match="device '0' is unknown"):
+    with pytest.raises(errors.BadRequest, match="the mesh of a split layer has ranks, but a DefaultStrategy"):
         layers.ColumnParallelDense(8, mesh=DeviceMesh({"model": 2}, [0, 1]))
     with pytest.raises(TypeError, match="did you mean 'gather_output'"):
         layers.ColumnParallelDense(8, mesh=mesh(2), gather_outputs=True)
