@@ -30,7 +30,7 @@ from shoal_distribute.strategies import (
     in_cross_replica_context,
 )
 from shoal_distribute.task_group import open_group
-from shoal_distribute.tensor_parallel import DeviceMesh
+from shoal_distribute.tensor_parallel import DeviceMesh, RankMesh
 from shoal_distribute.values import DistributedVariable, PerReplica
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "ParameterServerStrategy",
     "PerReplica",
     "PipelineStrategy",
+    "RankMesh",
     "ReduceOp",
     "ReductionToOneDevice",
     "RemoteValue",

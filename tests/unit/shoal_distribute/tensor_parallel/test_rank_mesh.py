@@ -3,8 +3,7 @@
 import pytest
 
 from shoal import errors
-from shoal_distribute import DeviceMesh
-from shoal_distribute.tensor_parallel import RankMesh
+from shoal_distribute import DeviceMesh, RankMesh
 
 
 def test_each_rank_has_a_place() -> None:
