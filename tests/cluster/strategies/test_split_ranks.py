@@ -52,8 +52,8 @@ def test_processes_on_a_mesh_compute_what_one_process_does(tmp_path: Path) -> No
         assert len(ranks) == np.prod(mesh.sizes)
         check_equal(ranks[0], expected)
         check_same_bits(ranks)
-    for ranks in resumed:
-        check_equal(ranks, trained_whole(4))
+    for each in resumed:
+        check_equal(each, trained_whole(4))
     for rank in (0, 2, 3):
         said = Path(lost.folder, f"rank-{rank}.txt").read_text()
         assert "rank 1 of 4 (part 1 of stage 0 of replica 0) has ended" in said

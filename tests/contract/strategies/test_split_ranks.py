@@ -1,13 +1,14 @@
 """Split layers over ranks, which are threads of this process, compared with one process."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 from shoal import errors
-from shoal_distribute import Group, MultiWorkerPipelineStrategy, PipelineStrategy, keras
+from shoal_distribute import DeviceMesh, Group, MultiWorkerPipelineStrategy, PipelineStrategy, keras
 from support.ranks import run_ranks, succeeded
 from support.split_models import (
     CUT,
@@ -90,7 +91,8 @@ def test_a_measured_cut_counts_the_parts_of_a_rank() -> None:
         model.fit(IDS.astype(float), np.zeros((24, 64)), batch_size=24, epochs=2, shuffle=False, verbose=0)
         return model.get_weights()
 
-    limited = {"cut": None, "memory_limit": 64 * 64 * 8 * 4 * 3 // 2}  # value, gradient and slots of 1.5 kernels
+    kernel = 64 * 64 * 8 * 4  # bytes of the value, the gradient and two slots
+    limited: dict[str, Any] = {"cut": None, "memory_limit": kernel * 3 // 2}
     check_same_bits(succeeded(in_ranks((2, 1, 2), work, **limited)))
     for error in in_ranks((2, 1, 2), lambda it: work(it, split=False), **limited):
         assert isinstance(error, errors.LimitExceeded)
@@ -107,6 +109,24 @@ def test_ranks_that_share_a_stage_draw_the_same_numbers_and_add_in_the_same_orde
     check_same_bits(succeeded(in_ranks((1, 3, 2), work, hosts=[0, 0, 0, 1, 1, 1], micro_batches=2)))
 
 
+def test_a_file_loads_into_another_kind_of_split(tmp_path: Path) -> None:
+    path = str(tmp_path / "net.keras")
+
+    def work(strategy: MultiWorkerPipelineStrategy) -> list[list[np.ndarray]]:
+        model = made(strategy, lambda: split_net(strategy.mesh))
+        model.train_on_batch(IDS, Y)
+        model.save(path)
+        strategy.of_ranks(0)  # the first rank has written the file
+        with strategy.scope():
+            again = keras.models.load_model(path, mesh=strategy.mesh)
+        return [[*it.get_weights(), it.predict(IDS, verbose=0)] for it in (model, again)]
+
+    (expected, found), *_ = succeeded(in_ranks((1, 1, 2), work))
+    check_equal(found, expected)
+    loaded = keras.models.load_model(path, mesh=DeviceMesh({"model": 2}, ["/cpu:0", "/cpu:1"]))
+    check_equal([*loaded.get_weights(), loaded.predict(IDS, verbose=0)], expected)
+
+
 def test_ranks_that_disagree_are_named() -> None:
     def other_data(strategy: MultiWorkerPipelineStrategy) -> None:
         model = made(strategy, lambda: split_net(strategy.mesh))
@@ -117,11 +137,11 @@ def test_ranks_that_disagree_are_named() -> None:
         assert "rank 3 (part 1 of stage 1 of replica 0) computes with other samples than rank 2" in str(error)
 
     def other_mesh(group: Group) -> None:
-        MultiWorkerPipelineStrategy(1 + group.rank, split=2 - group.rank, group=group, device="/cpu:0")
+        MultiWorkerPipelineStrategy(1 + group.rank, 1 + group.rank, split=2, group=group, device="/cpu:0")
 
     for error in run_ranks(2, other_mesh):
         assert isinstance(error, errors.RanksDisagree)
-        assert "rank 1 makes a strategy of 2 stages with 1 replicas, but rank 0 one of 1 stages with" in str(error)
+        assert "rank 1 makes a strategy of 2 stages with 2 replicas (each stage split over 2 ranks), but" in str(error)
 
 
 def test_a_rank_that_leaves_is_named_with_its_part() -> None:
@@ -143,7 +163,7 @@ def test_what_a_mesh_of_ranks_cannot_do_is_refused() -> None:
         2, lambda group: MultiWorkerPipelineStrategy(2, split=2, group=group, device="/cpu:0")
     )
     assert all(
-        "there are 2 processes, but 2 stages with 1 replicas, split over 2 ranks each, need 4" in str(it)
+        "there are 2 processes, but 2 stages with 1 replicas (each stage split over 2 ranks) need 4" in str(it)
         for it in results
     )
 

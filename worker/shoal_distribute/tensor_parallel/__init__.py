@@ -2,18 +2,18 @@
 
 `device_mesh`, `rank_mesh`, `split_bounds` and `vocabulary` are pure: which device or rank is where in a mesh, which
 part of an axis each one has, and the rows of one part of a table. What computes the parts is a `PartGroup`:
-`device_group` runs a thread for each device of this process, and `rank_group` makes collective calls. `split_array` has
-one array in parts, and `split_variable` a variable of which each device has a part. The layers over them are in
+`device_group` runs a thread for each device of this process, and `split_ranks` makes collective calls. `split_array`
+has one array in parts, and `split_variable` a variable of which each device has a part. The layers over them are in
 `keras.layers`.
 """
 
 from shoal_distribute.tensor_parallel.device_group import DeviceGroup, group_of_devices
 from shoal_distribute.tensor_parallel.device_mesh import DeviceMesh
 from shoal_distribute.tensor_parallel.part_group import PartGroup
-from shoal_distribute.tensor_parallel.rank_group import RankGroup
 from shoal_distribute.tensor_parallel.rank_mesh import RankMesh
 from shoal_distribute.tensor_parallel.split_array import SplitArray, SplitPlace, views_of
 from shoal_distribute.tensor_parallel.split_bounds import part_bounds
+from shoal_distribute.tensor_parallel.split_ranks import SplitRanks
 from shoal_distribute.tensor_parallel.split_variable import SplitVariable
 from shoal_distribute.tensor_parallel.vocabulary import rows_of_part
 
@@ -21,10 +21,10 @@ __all__ = [
     "DeviceGroup",
     "DeviceMesh",
     "PartGroup",
-    "RankGroup",
     "RankMesh",
     "SplitArray",
     "SplitPlace",
+    "SplitRanks",
     "SplitVariable",
     "group_of_devices",
     "part_bounds",

@@ -47,7 +47,7 @@ class RankMesh(DeviceMesh):
 
     def shown(self) -> str:
         """Returns the mesh as text."""
-        split = f", split over {self.length('model')} ranks each," if self.length("model") > 1 else ""
+        split = f" (each stage split over {self.length('model')} ranks)" if self.length("model") > 1 else ""
         return f"{self.length('stage')} stages with {self.length('replica')} replicas{split}"
 
     def check_ranks(self, ranks: int) -> None:

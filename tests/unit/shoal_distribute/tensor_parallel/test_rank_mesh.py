@@ -45,7 +45,7 @@ def test_other_numbers_of_ranks_are_refused() -> None:
     ):
         RankMesh(2).check_ranks(3)
     with pytest.raises(
-        errors.BadRequest, match=r"2 stages with 1 replicas, split over 2 ranks each, need 4; .* each part"
+        errors.BadRequest, match=r"2 stages with 1 replicas .each stage split over 2 ranks. need 4; .* each part"
     ):
         RankMesh(2, 1, 2).check_ranks(3)
     with pytest.raises(errors.BadRequest, match="lengths of 1 or more"):

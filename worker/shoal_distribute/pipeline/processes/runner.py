@@ -16,7 +16,7 @@ from shoal_distribute.group_arrays import bytes_from, sums_of
 from shoal_distribute.pipeline.links import StageLinks
 from shoal_distribute.pipeline.processes.links import RankLinks
 from shoal_distribute.replica_context import Replicated
-from shoal_distribute.tensor_parallel import RankGroup, RankMesh, SplitArray
+from shoal_distribute.tensor_parallel import RankMesh, SplitArray, SplitRanks
 from shoal_worker.arrays import on_host
 
 T = TypeVar("T")
@@ -33,6 +33,7 @@ class RankStage:
         device: the device of this process.
 
     Raises:
+        BadRequest: the mesh has another number of ranks.
         RanksDisagree: another rank has another mesh.
 
     Attributes:
@@ -44,6 +45,7 @@ class RankStage:
 
     def __init__(self, group: Group, mesh: RankMesh, device: LogicalDevice) -> None:
         _check_same(group, mesh)
+        mesh.check_ranks(group.ranks)
         self._group, self._mesh, self._device = group, mesh, device
         group.name_ranks({rank: mesh.described(rank) for rank in range(group.ranks)})
         place = mesh.coordinates(group.rank)
@@ -51,7 +53,7 @@ class RankStage:
         line, split = mesh.line(group.rank), mesh.split_group(group.rank)
         self._line, self._split = group.subgroup(line), group.subgroup(split)
         self.peers = self._opened_peers()
-        self.parts = RankGroup(self._split, device, [f"rank {rank}" for rank in split])
+        self.parts = SplitRanks(self._split, device, [f"rank {rank}" for rank in split])
         self.own: Sequence[int] = (self.stage,)
         self.listeners: Sequence[int] = range(len(line) - 1)
         self.names: Sequence[str] = [f"rank {rank}" for rank in line]

@@ -127,7 +127,6 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
             group, _ = self._elastic.form(-1)
         self._world = group or _opened(cluster_resolver, self.mesh)
         try:
-            self.mesh.check_ranks(self._world.ranks)
             self._ranks = RankStage(self._world, self.mesh, chosen)
         except BaseException:
             self._world.close()

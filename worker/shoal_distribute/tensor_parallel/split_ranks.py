@@ -1,4 +1,4 @@
-"""Rank group: the ranks that compute the parts of a split layer, each on the device of its process."""
+"""Split ranks: the ranks that compute the parts of a split layer, each on the device of its process."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from shoal_distribute.tensor_parallel.split_bounds import part_bounds
 from shoal_worker.arrays import on_host
 
 
-class RankGroup:
+class SplitRanks:
     """The `PartGroup` of ranks, of which this process is one. Sums and gathered arrays are collective calls.
 
     The thread that calls a layer makes these calls, so all ranks must call the same layers in the same order.
@@ -90,4 +90,4 @@ class RankGroup:
         return found
 
 
-__all__ = ["RankGroup"]
+__all__ = ["SplitRanks"]
