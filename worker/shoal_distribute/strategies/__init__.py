@@ -12,6 +12,7 @@ from shoal_distribute.strategies.hybrid_group import open_hybrid_group
 from shoal_distribute.strategies.local_state import OptimizerStates
 from shoal_distribute.strategies.mirrored import DefaultStrategy, MirroredStrategy, OneDeviceStrategy
 from shoal_distribute.strategies.multi_worker import MultiWorkerMirroredStrategy
+from shoal_distribute.strategies.optimizer_calls import JobOptimizer
 from shoal_distribute.strategies.parameter_server import ParameterServerStrategy
 from shoal_distribute.strategies.process_join import join_processes
 from shoal_distribute.strategies.server_tasks import TrainingTask, enter_task, resolver_of_cluster, script_name
@@ -20,6 +21,7 @@ from shoal_distribute.strategies.server_variable import job_variable
 __all__ = [
     "CentralStorageStrategy",
     "DefaultStrategy",
+    "JobOptimizer",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",

@@ -3,7 +3,6 @@
 import atexit
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
 from shoal_distribute.script_end import failure_at_exit
 from shoal_distribute.strategies.base import Strategy
 from shoal_distribute.strategies.hybrid_group import HybridGroup, open_hybrid_group
+from shoal_distribute.strategies.optimizer_calls import JobOptimizer
 from shoal_distribute.strategies.process_join import join_processes
 from shoal_distribute.strategies.pulled_values import PulledValues
 from shoal_distribute.strategies.server_tasks import (
@@ -129,13 +129,12 @@ class ParameterServerStrategy(Strategy):
         if self._task:
             self._take_place(self._task.number)
         self._variables: dict[str, ServerVariable] = {}
-        self._optimizer: optim.Optimizer | None = None
+        self._optimizer = JobOptimizer("a ParameterServerStrategy has", "this ParameterServerStrategy", "run")
         self._session: shoal.Session | GroupSession | None = None
         self._metrics = StepMetrics()
         self._coordinated = False  # a ClusterCoordinator gives the calls to the workers, and the chief computes nothing
         self._values = PulledValues()
         self._rank, self._steps = 0, 0  # of the session, even after its end
-        self._first_rate: float | optim.Schedule | None = None  # set before the session opens
         self._closed = False
         atexit.register(self._close_at_exit)
 
@@ -163,12 +162,12 @@ class ParameterServerStrategy(Strategy):
         if self._task:
             return max(0, self._task.number - 1) if self._coordinated else self._task.number
         if not (self._session or self._closed) and self._workers > 1:
-            if self._optimizer is None:
+            if self._optimizer.settings is None:
                 raise errors.WrongContext(
                     "a worker gets its number when its session opens, which needs the optimizer; make the optimizer "
                     "within the strategy's scope, before the data are divided"
                 )
-            self._open(self._optimizer)
+            self._open()
         return self._rank * self._place.size + (self._group.rank if self._group else 0)
 
     @property
@@ -188,12 +187,7 @@ class ParameterServerStrategy(Strategy):
         return made
 
     def adopt_optimizer(self, optimizer: optim.Optimizer) -> None:
-        if self._optimizer is not None and self._optimizer is not optimizer:
-            raise errors.InvalidOptimizer(
-                "a ParameterServerStrategy has one optimizer, which the servers apply, but a second one was made; "
-                "use VariableGroup to give variables settings of their own"
-            )
-        self._optimizer = optimizer
+        self._optimizer.adopt(optimizer)
 
     def coordinate(self) -> TrainingTask | None:
         """Lets a `ClusterCoordinator` give the steps to the workers. The chief then computes none itself.
@@ -229,8 +223,8 @@ class ParameterServerStrategy(Strategy):
 
     def begin(self) -> None:
         """Opens the session if the optimizer is known. The first `run` does so by itself."""
-        if self._optimizer and not (self._session or self._closed):
-            self._open(self._optimizer)
+        if self._optimizer.settings and not (self._session or self._closed):
+            self._open()
 
     def refresh(self) -> None:
         """Makes the next read of a variable get its value from the servers."""
@@ -246,15 +240,12 @@ class ParameterServerStrategy(Strategy):
     experimental_run_v2 = run
 
     def iterations(self, optimizer: optim.Optimizer) -> int:
-        self._require_adopted(optimizer)
+        self._optimizer.check_adopted(optimizer)
         return self._session.step if self._session else self._steps
 
     def set_learning_rate(self, optimizer: optim.Optimizer, learning_rate: float | optim.Schedule) -> None:
-        self._require_adopted(optimizer)
-        if self._session:
-            self._session.set_learning_rate(learning_rate)
-        else:
-            self._first_rate = learning_rate
+        self._optimizer.check_adopted(optimizer)
+        self._optimizer.set_learning_rate(self._session, learning_rate)
 
     def optimizer_state(self, optimizer: optim.Optimizer) -> dict[str, np.ndarray]:
         raise self._state_is_on_servers(optimizer)
@@ -313,7 +304,7 @@ class ParameterServerStrategy(Strategy):
         variables: list[DistributedVariable],
         arrays: list[Array],
     ) -> None:
-        self._require_adopted(optimizer)
+        self._optimizer.check_adopted(optimizer)
         self._require_open()
         if self._session is None:
             raise errors.WrongContext(
@@ -343,7 +334,7 @@ class ParameterServerStrategy(Strategy):
         with self._values.pushing():
             session.push(whole, updates=updates or None, weight=weight, **self._metrics.told(self._group))
 
-    def _open(self, optimizer: optim.Optimizer) -> None:
+    def _open(self) -> None:
         joins = self._consistency.joins_gradients
         variables = {name: it.described(self._partitioner, joins=joins) for name, it in self._variables.items()}
         if not variables:
@@ -351,9 +342,7 @@ class ParameterServerStrategy(Strategy):
                 "training begins, but the model has no variables yet; give it an Input, or call build with the shape "
                 "of a sample"
             )
-        if self._first_rate is not None:
-            optimizer = replace(optimizer, learning_rate=self._first_rate)
-        options = {"optimizer": optimizer, "consistency": self._consistency, **self._options}
+        options = {"optimizer": self._optimizer.at_start(), "consistency": self._consistency, **self._options}
         options["workers"] = self._workers // self._place.size
         if self._group is None:
             self._session = self._client.session(self._job, variables=variables, **options)
@@ -377,15 +366,8 @@ class ParameterServerStrategy(Strategy):
                 "ParameterServerStrategy to train further"
             )
 
-    def _require_adopted(self, optimizer: optim.Optimizer) -> None:
-        if optimizer is not self._optimizer:
-            raise errors.InvalidOptimizer(
-                "the optimizer was not made in the scope of this ParameterServerStrategy; make it there, before the "
-                "first run"
-            )
-
     def _state_is_on_servers(self, optimizer: optim.Optimizer) -> errors.WrongContext:
-        self._require_adopted(optimizer)
+        self._optimizer.check_adopted(optimizer)
         return errors.WrongContext(
             "the servers have the state of the optimizer; save it with strategy.session.checkpoint(), and continue "
             "with ParameterServerStrategy(restore=...)"

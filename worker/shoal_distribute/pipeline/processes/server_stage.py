@@ -1,7 +1,6 @@
 """The stage of a process whose variables are on servers: its session, and its variables."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from shoal_distribute.pipeline.processes.runner import RankStage
 from shoal_distribute.pipeline.processes.variables import RankVariable
 from shoal_distribute.pipeline.stage_optimizers import StageGradients
 from shoal_distribute.replica_context import Replicated, current_replica
-from shoal_distribute.strategies import job_variable
+from shoal_distribute.strategies import JobOptimizer, job_variable
 from shoal_distribute.values import DistributedVariable
 from shoal_worker.arrays import on_host
 
@@ -30,6 +29,7 @@ class ServerStage:
     Attributes:
         session: the session. None before training, after `close`, and if the stage has no variables.
         is_opened: whether training has begun, so that the values are those of the servers.
+        optimizer: the optimizer of the job.
     """
 
     def __init__(
@@ -42,8 +42,7 @@ class ServerStage:
         self._open_session, self._joins, self._in_step = open_session, joins, in_step
         self.session: shoal.Session | None = None
         self.is_opened = False
-        self._optimizer: optim.Optimizer | None = None
-        self._first_rate: float | optim.Schedule | None = None  # set before the session opens
+        self.optimizer = JobOptimizer("stages with servers have", "this strategy", "step")
         self._variables: dict[str, ServerStageVariable] = {}
         self._pulled: Mapping[str, np.ndarray] = {}  # the last values of the servers
         self._is_fresh = False  # whether nothing was pushed since
@@ -55,24 +54,12 @@ class ServerStage:
         Raises:
             InvalidOptimizer: there is another one, or it limits the norm over all stages.
         """
-        if self._optimizer is not None and self._optimizer is not optimizer:
-            raise errors.InvalidOptimizer(
-                "stages with servers have one optimizer, which the servers apply, but a second one was made; use "
-                "VariableGroup to give variables settings of their own"
-            )
         if optimizer.clip_norm:
             raise errors.InvalidOptimizer(
                 f"the optimizer limits the global norm to {optimizer.clip_norm}, but the servers of a stage know the "
                 "gradients of that stage alone; leave out clip_norm (global_clipnorm)"
             )
-        self._optimizer = optimizer
-
-    def check_adopted(self, optimizer: optim.Optimizer) -> None:
-        """Raises InvalidOptimizer if an optimizer is not that of the job."""
-        if optimizer is not self._optimizer:
-            raise errors.InvalidOptimizer(
-                "the optimizer was not made in the scope of this strategy; make it there, before the first step"
-            )
+        self.optimizer.adopt(optimizer)
 
     @property
     def steps(self) -> int:
@@ -85,10 +72,7 @@ class ServerStage:
         Args:
             learning_rate: a number or a schedule.
         """
-        if self.session:
-            self.session.set_learning_rate(learning_rate)
-        else:
-            self._first_rate = learning_rate
+        self.optimizer.set_learning_rate(self.session, learning_rate)
 
     def open(self, variables: Sequence["ServerStageVariable"]) -> None:
         """Opens the session, unless it is open. It waits for the same stage of the other replicas.
@@ -111,10 +95,7 @@ class ServerStage:
             it.name: job_variable(on_host(it.values[0]), trainable=it.trainable, joins=self._joins) for it in variables
         }
         if described:
-            assert self._optimizer is not None
-            rate = self._first_rate
-            optimizer = self._optimizer if rate is None else replace(self._optimizer, learning_rate=rate)
-            self.session = self._open_session(optimizer, described)
+            self.session = self._open_session(self.optimizer.at_start(), described)
         self.is_opened = True
 
     def pull(self) -> None:
@@ -143,7 +124,7 @@ class ServerStage:
             strategy, optimizer, gradients, divisor: see `StageUpdates.update`.
         """
         del strategy
-        self.check_adopted(optimizer)
+        self.optimizer.check_adopted(optimizer)
         if self.session is None:
             return
         weight = divisor / self._in_step  # that of this replica: servers divide by the weights of all

@@ -190,17 +190,17 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
         found = super().stages_of(model, x, optimizer)
         if found is not None:
             if optimizer is not None:
-                self._servers.check_adopted(optimizer)
+                self._servers.optimizer.check_adopted(optimizer)
                 self._servers.open(stage_variables(model.weights))
             self._servers.pull()
         return found
 
     def iterations(self, optimizer: optim.Optimizer) -> int:
-        self._servers.check_adopted(optimizer)
+        self._servers.optimizer.check_adopted(optimizer)
         return self._servers.steps
 
     def set_learning_rate(self, optimizer: optim.Optimizer, learning_rate: float | optim.Schedule) -> None:
-        self._servers.check_adopted(optimizer)
+        self._servers.optimizer.check_adopted(optimizer)
         self._servers.set_learning_rate(learning_rate)
 
     def optimizer_state(self, optimizer: optim.Optimizer) -> dict[str, np.ndarray]:
@@ -250,7 +250,7 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
         return opened
 
     def _state_is_on_servers(self, optimizer: optim.Optimizer) -> errors.WrongContext:
-        self._servers.check_adopted(optimizer)
+        self._servers.optimizer.check_adopted(optimizer)
         return errors.WrongContext(
             "the servers have the state of the optimizer; save it with strategy.session.checkpoint() in each stage, "
             f"and continue with {self.restores_by}"
