@@ -74,6 +74,7 @@ def in_processes(
             listed = SimpleClusterResolver(spec, "worker", rank)
             given: dict[str, Any] = {"micro_batches": 2, "cut": ["second"], "device": "/cpu:0"} | options
             with ParameterServerPipelineStrategy(STAGES, replicas, listed, client=client, job=job, **given) as strategy:
+                assert strategy.cluster_resolver is listed
                 assert (strategy.rank, strategy.stage, strategy.input_pipeline_id) == (rank, rank % 2, rank // 2)
                 return work(strategy)
 

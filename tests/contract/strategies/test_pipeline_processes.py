@@ -13,12 +13,15 @@ from shoal import errors
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_distribute import (
     Checkpoint,
+    ClusterSpec,
     DeviceMesh,
     GradientTape,
     Group,
     MultiWorkerPipelineStrategy,
     PipelineStrategy,
     ReduceOp,
+    SimpleClusterResolver,
+    TFConfigClusterResolver,
     keras,
 )
 from support.ranks import run_ranks, succeeded
@@ -259,6 +262,19 @@ def test_a_rank_that_leaves_is_named_with_its_stage() -> None:
         assert isinstance(error, errors.RankLost)
         assert error.details["rank"] == "2"
         assert "rank 2 of 4 (stage 0 of replica 1) has left" in error.message
+
+
+def test_the_resolver_of_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(group: Group) -> None:
+        monkeypatch.setattr("shoal_distribute.pipeline.processes.strategy.open_group", lambda _: group)
+        resolver = SimpleClusterResolver(ClusterSpec({}))
+        assert MultiWorkerPipelineStrategy(1, 1, resolver, device="/cpu:0").cluster_resolver is resolver
+        found = MultiWorkerPipelineStrategy(1, device="/cpu:0").cluster_resolver
+        assert isinstance(found, TFConfigClusterResolver)
+        assert MultiWorkerPipelineStrategy(1, device="/cpu:0", group=group).cluster_resolver is None
+
+    monkeypatch.delenv("SHOAL_COORDINATOR", raising=False)
+    succeeded(run_ranks(1, work))
 
 
 def test_what_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

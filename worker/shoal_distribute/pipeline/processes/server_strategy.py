@@ -125,7 +125,8 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
         address, wait_s = (self._task.coordinator, _START_S) if self._task else (None, _RETRY_S)
         self._client = client or shoal.connect(address, retry_for_s=wait_s)
         try:
-            line, own = (group, replica) if group else _line(mesh, cluster_resolver, self._task, replica)
+            found = (group, replica, resolver) if group else _line(mesh, cluster_resolver, self._task, replica)
+            line, own, self.cluster_resolver = found
             number = _checked_replica(own, replicas)
             super().__init__(
                 stages,
@@ -259,7 +260,7 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
 
 def _line(
     mesh: RankMesh, resolver: ClusterResolver | None, task: TrainingTask | None, replica: int | None
-) -> tuple[Group | None, int | None]:
+) -> tuple[Group | None, int | None, ClusterResolver | None]:
     """Connects this process with the other stages of its replica, if their addresses are known.
 
     Args:
@@ -269,15 +270,15 @@ def _line(
         replica: number of the replica, if nothing lists them.
 
     Returns:
-        The group, and the number of the replica. Without addresses, the group is None.
+        The group, the number of the replica, and what lists them. Without addresses, the group is None.
     """
     listed = resolver or TFConfigClusterResolver()
     tasks = ranked_tasks(listed)
     if tasks is None:
-        return None, replica
+        return None, replica, resolver
     mesh.check_ranks(len(tasks.addresses))
     place = open_hybrid_group(listed, mesh.length("stage"), coordinator=task is not None)
-    return place.group, place.number
+    return place.group, place.number, listed
 
 
 def _checked_replica(replica: int | None, replicas: int) -> int:

@@ -125,7 +125,10 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
             name, ranks = group_name or script_name(sys.argv[0] if sys.argv else ""), self.mesh.size
             self._elastic = ElasticGroup(coordinator, name, ranks=ranks, min_ranks=ranks)
             group, _ = self._elastic.form(-1)
-        self._world = group or _opened(cluster_resolver, self.mesh)
+        if group is None:
+            self.cluster_resolver = cluster_resolver or TFConfigClusterResolver()
+            group = _opened(self.cluster_resolver, self.mesh)
+        self._world = group
         try:
             self._ranks = RankStage(self._world, self.mesh, chosen)
         except BaseException:
@@ -289,8 +292,8 @@ def _told(error: BaseException, place: str) -> errors.ShoalError:
     return errors.InternalError(f"{type(error).__name__}: {error} ({place})")
 
 
-def _opened(resolver: ClusterResolver | None, mesh: RankMesh) -> Group:
-    group = open_group(resolver or TFConfigClusterResolver())
+def _opened(resolver: ClusterResolver, mesh: RankMesh) -> Group:
+    group = open_group(resolver)
     if group is None:
         raise errors.BadRequest(
             f"this process is alone, but {mesh.shown()} need {mesh.size}; set TF_CONFIG, give a coordinator, or use "
