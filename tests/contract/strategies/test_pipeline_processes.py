@@ -25,11 +25,18 @@ from shoal_distribute import (
     keras,
 )
 from support.ranks import run_ranks, succeeded
+from support.traces import recorded, roots, tree
 
 T = TypeVar("T")
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(24, 6)), RNG.normal(size=(24, 3))
 STEPS = 30
+# What each of three stages does in a step.
+PASSED = (
+    [("send", "activations"), ("receive", "gradients")],
+    [(verb, what) for verb in ("send", "receive") for what in ("activations", "gradients")],
+    [("receive", "activations"), ("send", "gradients")],
+)
 
 
 @pytest.fixture(autouse=True)
@@ -227,6 +234,21 @@ def test_the_times_of_the_ranks_show_the_late_stage() -> None:
     waits = [it["shoal_rank_wait_seconds_total"] for it in found]
     assert waits[1] == min(waits)
     assert min(waits[0], waits[2]) > 20 * 4 * 0.003 / 2
+
+
+def test_a_trace_of_a_step_has_the_messages_of_its_stage() -> None:
+    def work(strategy: MultiWorkerPipelineStrategy) -> None:
+        made(strategy, sequence).train_on_batch(X, Y)
+
+    with recorded() as recording:
+        succeeded(in_processes(3, work, micro_batches=2, cut=[1, 1, 2]))
+    for root in roots(recording.spans, "run"):
+        stage = root.attributes["shoal.rank"]
+        found = [it for it in recording.spans if it.parent == root.number and "shoal.direction" in it.attributes]
+        assert {it.attributes["shoal.stage"] for it in found} == {stage}
+        assert {it.attributes["shoal.bytes"] for it in found} == {12 * 8 * 8}
+        expected = {f"{verb} {what}": 2 for verb, what in PASSED[stage]}
+        assert {name: count for name, count in tree(recording.spans, root).items() if " " in name} == expected
 
 
 def test_an_error_in_one_stage_ends_the_step_of_all() -> None:

@@ -1,10 +1,14 @@
-"""Links between stages, and those of one process: bounded queues of activations and their gradients."""
+"""Links between stages, and those of one process: bounded queues of activations and their gradients.
+
+`send` and `receive` make spans of the messages, if tracing is on.
+"""
 
 import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import Protocol
 
+from shoal import _tracing
 from shoal.program import Array
 from shoal_distribute.devices import LogicalDevice
 
@@ -111,10 +115,54 @@ class Links:
             raise Stopped
 
 
+def send(links: StageLinks, sender: int, receiver: int, message: Message, what: str, micro_batch: int = -1) -> None:
+    """Puts a message on a link, in a span.
+
+    Args:
+        links, sender, receiver, message: see `StageLinks.send`.
+        what: what the message has, for the span.
+        micro_batch: number of the micro-batch; -1 for a message of the whole batch.
+    """
+    with _span("send", sender, receiver, sender, what, micro_batch) as span:
+        if span is not _tracing.NOTHING:
+            span.set_attributes(bytes=_bytes_of(message))
+        links.send(sender, receiver, message)
+
+
+def receive(links: StageLinks, sender: int, receiver: int, what: str, micro_batch: int = -1) -> Message:
+    """Takes the next message from a link, in a span that includes the wait for it.
+
+    Args:
+        links, sender, receiver: see `StageLinks.receive`.
+        what, micro_batch: see `send`.
+    """
+    with _span("receive", sender, receiver, receiver, what, micro_batch) as span:
+        message = links.receive(sender, receiver)
+        if span is not _tracing.NOTHING:
+            span.set_attributes(bytes=_bytes_of(message))
+        return message
+
+
+def _span(verb: str, sender: int, receiver: int, stage: int, what: str, micro_batch: int) -> _tracing.Span:
+    return _tracing.span(
+        f"{verb} {what}",
+        stage=stage,
+        sender=sender,
+        receiver=receiver,
+        direction="forward" if sender < receiver else "backward",
+        micro_batch=micro_batch,
+    )
+
+
+def _bytes_of(message: Message) -> int:
+    arrays = (it.array if isinstance(it, Passed) else it for it in message)
+    return sum(int(it.nbytes) for it in arrays if it is not None)
+
+
 def settle(device: LogicalDevice) -> None:
     """Waits until a GPU has computed what this thread has started, so that other threads may use it."""
     if device.is_gpu:
         device.xp.cuda.get_current_stream().synchronize()
 
 
-__all__ = ["Links", "Message", "Passed", "StageLinks", "Stopped", "settle"]
+__all__ = ["Links", "Message", "Passed", "StageLinks", "Stopped", "receive", "send", "settle"]

@@ -19,7 +19,7 @@ from shoal_distribute.keras.layers.base import as_tensor
 from shoal_distribute.keras.models.model import Model
 from shoal_distribute.keras.tensor import Tensor, array_of
 from shoal_distribute.pipeline.graph import Graph
-from shoal_distribute.pipeline.links import Passed, StageLinks, settle
+from shoal_distribute.pipeline.links import Passed, StageLinks, receive, send, settle
 from shoal_distribute.pipeline.parts import parts_of, tied_layers, users_of
 from shoal_distribute.pipeline.runner import StageRunner
 from shoal_distribute.pipeline.schedules import StageSchedule, split_of
@@ -29,6 +29,8 @@ from shoal_distribute.pipeline.timings import PipelineTimings, StageTimings
 from shoal_distribute.pipeline.variables import StageVariable
 from shoal_distribute.replica_context import Replicated, current_replica
 from shoal_worker.arrays import namespace_of
+
+_TIED = "gradients of tied layers"
 
 
 @dataclass(frozen=True)
@@ -240,10 +242,10 @@ class PipelinedModel:
         number, last = stage.part.number, len(self.stages) - 1
         seconds = 0.0
         for work in self._settings.schedule.passes(number, len(self.stages), len(parts)):
-            of, source, target = work.micro_batch, number - 1, number + 1
+            of, source, target, what = work.micro_batch, number - 1, number + 1, "activations"
             if not work.is_forward:
-                source, target = target, source
-            message = links.receive(source, number) if 0 <= source <= last else []
+                source, target, what = target, source, "gradients"
+            message = receive(links, source, number, what, of) if 0 <= source <= last else []
             started = time.perf_counter()
             got = self._put(stage, message)
             if work.is_forward:
@@ -254,7 +256,7 @@ class PipelinedModel:
             settle(stage.part.device)
             seconds += time.perf_counter() - started
             if 0 <= target <= last:
-                links.send(number, target, sent)
+                send(links, number, target, sent, what, of)
         return seconds
 
     def _pass_gradients(
@@ -272,9 +274,11 @@ class PipelinedModel:
             _, own = gradients.pop(id(variable), (variable, None))
             for other in variable.updaters if number in users else ():
                 if other != number:
-                    links.send(number, other, [own])
+                    send(links, number, other, [own], _TIED)
             if number in variable.updaters:
-                parts = [own if it == number else self._put(stage, links.receive(it, number))[0] for it in users]
+                parts = [
+                    own if it == number else self._put(stage, receive(links, it, number, _TIED))[0] for it in users
+                ]
                 given = [it for it in parts if it is not None]
                 if given:
                     gradients[id(variable)] = variable, functools.reduce(operator.add, given)
@@ -285,18 +289,18 @@ class PipelinedModel:
         """Does a stage's work of an evaluation. Returns the outputs of each micro-batch, if the stage gets them."""
         number, last = stage.part.number, len(self.stages) - 1
         found = []
-        for part in parts:
-            got: Any = self._put(stage, links.receive(number - 1, number)) if number > 0 else []
+        for of, part in enumerate(parts):
+            got: Any = self._put(stage, receive(links, number - 1, number, "activations", of)) if number > 0 else []
             sent = stage.outputs(got, self._fed(stage, inputs, part))
             settle(stage.part.device)
             if number < last:
-                links.send(number, number + 1, list(sent))
+                send(links, number, number + 1, list(sent), "activations", of)
             else:
                 found.append(sent)
                 for other in self._runner.listeners:
-                    links.send(number, other, list(sent))
+                    send(links, number, other, list(sent), "outputs", of)
         if number in self._runner.listeners:
-            outputs: list[Any] = [links.receive(last, number) for _ in parts]
+            outputs: list[Any] = [receive(links, last, number, "outputs", of) for of, _ in enumerate(parts)]
             return outputs
         return found
 

@@ -1,12 +1,12 @@
 """PipelineStrategy: a model in stages, each on a device of its own."""
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from shoal import errors, optim
+from shoal import _tracing, errors, optim
 from shoal._system import check_count
 from shoal.program import Array
 from shoal_distribute.devices import LogicalDevice, logical_devices
@@ -70,6 +70,7 @@ class PipelineStrategy(StagedStrategy):
     ) -> None:
         self.stage_devices = _stage_devices(devices, stages)
         settings = settings_of(self.stage_devices, micro_batches, schedule, recompute, memory_limit)
+        _tracing.start("client")
         super().__init__(StageThreads(self.stage_devices), settings, cut, carry_residuals)
 
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
@@ -79,6 +80,12 @@ class PipelineStrategy(StagedStrategy):
         self, name: str, initial: np.ndarray, *, trainable: bool = True, place: SplitPlace
     ) -> DistributedVariable:
         return StageVariable(self, name, initial, trainable=trainable, split=place)
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None, options: Any = None) -> Any:
+        with _tracing.root("run", stages=len(self.stage_devices)):
+            return super().run(fn, args, kwargs, options)
+
+    experimental_run_v2 = run
 
     def check_batch(self, samples: int) -> None:
         check_samples(samples, self._settings.micro_batches)

@@ -10,6 +10,7 @@ import pytest
 
 from shoal import errors
 from shoal_distribute import GradientTape, OneDeviceStrategy, PipelineStrategy, keras
+from support.traces import recorded, roots, tree
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(24, 6)), RNG.normal(size=(24, 3))
@@ -406,3 +407,37 @@ def test_timings_have_the_stages_and_the_bubble() -> None:
     assert len(lines) == 4
     assert "dense_2 to dense_3" in lines[2]
     assert lines[3].endswith(f"stage {timings.slowest.stage} is the slowest")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_trace_of_a_step_has_its_messages(schedule: str) -> None:
+    with (
+        recorded() as recording,
+        PipelineStrategy(stages=2, micro_batches=3, cut=[2, 2], schedule=schedule) as strategy,
+    ):
+        with strategy.scope():
+            model = sequence()
+            model.compile(adam(), "mse")
+        model.train_on_batch(X, Y)
+        model.predict(X[:4], verbose=0)
+    step, prediction = roots(recording.spans, "run")
+    sent = [it for it in recording.spans if it.trace == step.trace and it.attributes.get("shoal.direction")]
+    assert {it.parent for it in sent} == {step.number}
+    for what, direction, stages in (("activations", "forward", (0, 1)), ("gradients", "backward", (1, 0))):
+        for verb, stage in zip(("send", "receive"), stages, strict=True):
+            found = sorted(
+                (it.attributes for it in sent if it.name == f"{verb} {what}"), key=lambda it: it["shoal.micro_batch"]
+            )
+            assert [it["shoal.micro_batch"] for it in found] == [0, 1, 2]
+            place = {"stage": stage, "sender": stages[0], "receiver": stages[1], "direction": direction, "bytes": 512}
+            for number, it in enumerate(found):
+                assert it == {f"shoal.{name}": value for name, value in {**place, "micro_batch": number}.items()}
+    assert tree(recording.spans, prediction) == {"send activations": 3, "receive activations": 3}
+
+
+def test_a_trace_has_the_gradients_of_tied_layers() -> None:
+    with recorded() as recording:
+        in_stages(tied, stages=3, micro_batches=2, cut=["middle", "last"])
+    found = [it.attributes for it in recording.spans if it.name == "send gradients of tied layers"]
+    assert {it["shoal.bytes"] for it in found} == {6 * 6 * 8, 6 * 8}
+    assert {(it["shoal.sender"], it["shoal.receiver"], it["shoal.micro_batch"]) for it in found} == {(1, 0, -1)}
