@@ -14,7 +14,7 @@ from shoal._status.groups import GroupStatus, RankStatus
 from shoal._status.job_members import JobMember
 from shoal._status.members import BrokenReplica, ClusterStatus, MemberStatus, Role, ServerLoad, UndeliveredNorm
 from shoal._status.placement import PlacedRows
-from shoal._status.rank_times import GroupTimings, RankTimes, StragglerRank
+from shoal._status.rank_times import Bubble, GroupTimings, RankTimes, StageTimes, StragglerRank, ideal_bubble
 from shoal._status.restart_points import RestartPoint
 from shoal.job import Job
 from shoal.timings import Comparison, StepTiming, Straggler, Timings
@@ -303,6 +303,7 @@ class JobStatus:
 
 __all__ = [
     "BrokenReplica",
+    "Bubble",
     "ClusterStatus",
     "Comparison",
     "DataAccount",
@@ -324,9 +325,11 @@ __all__ = [
     "Role",
     "SavedCheckpoint",
     "ServerLoad",
+    "StageTimes",
     "StepTiming",
     "Straggler",
     "StragglerRank",
     "Timings",
     "UndeliveredNorm",
+    "ideal_bubble",
 ]

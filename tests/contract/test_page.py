@@ -196,12 +196,14 @@ class TestWhatItSays:
         assert page.get("/api/groups").json() == {"groups": []}
         own: dict[str, Any] = {"group": "g", "process_id": "p", "address": "h:1", "ranks": 1, "min_ranks": 1}
         rig.client.call(rig.client.groups.Join, group_pb2.JoinGroupRequest(**own))
-        times = group_pb2.RankTimes(seconds=60.0, wait=9.0)
+        stage = group_pb2.StageTimes(stage=1, stages=2, micro_batches=4, seconds=50.0, wait=5.0)
+        times = group_pb2.RankTimes(seconds=60.0, wait=9.0, stage=stage)
         beat = group_pb2.HeartbeatGroupRequest(**own, generation=1, size=1, lost_rank=-1, times=times)
         rig.client.call(rig.client.groups.Heartbeat, beat)
         [group] = page.get("/api/groups").json()["groups"]
         assert (group["name"], group["generation"], group["straggler"]) == ("g", 1, None)
-        assert [(it["address"], it["wait"]) for it in group["ranks"]] == [("h:1", 9.0)]
+        assert [(it["address"], it["wait"], it["bubble"]) for it in group["ranks"]] == [("h:1", 9.0, 0.1)]
+        assert group["bubble"] == {"measured": 0.1, "stages": 2, "micro_batches": 4, "ideal": 0.2}
 
     def test_staleness_as_the_coordinator_counts_it(self, page: httpx.Client, trained: str) -> None:
         assert page.get(f"/api/jobs/{trained}/timings").json()["staleness"] == {"0": 2, "3": 1}

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { ElasticGroups, HybridGroups, share, state, verdict } from "../../server/shoal_coordinator/page/static/groups.js";
+import { bubbleText, ElasticGroups, HybridGroups, share, state, verdict } from "../../server/shoal_coordinator/page/static/groups.js";
 
 test("a group has a generation, or waits for one", () => {
   const group = { generation: 2, size: 3, most_ranks: 4, waits_for: "" };
@@ -47,4 +47,17 @@ test("each rank has a row with its times", () => {
   const elastic = ranks.map((it) => ({ ...it, address: `host-${it.rank}:1` }));
   assert.match(textOf(ElasticGroups({ groups: { value: { groups: [{ ...group, ranks: elastic }] } } })), /Address .*host-1:1/s);
   assert.match(textOf(ElasticGroups({ groups: { value: { groups: [{ ...group, ranks: null }] } } })), /Generation 1 has 2 of 2 ranks\./);
+});
+
+test("stages of a pipeline have their bubble, beside that of equal stages", () => {
+  const bubble = { measured: 0.475, ideal: 0.2, stages: 2, micro_batches: 4 };
+  const text = "Bubble: the stages wait 47.5% of a step. Equal stages would wait 20.0% with 4 micro-batches, and 11.1% with 8.";
+  assert.equal(bubbleText(bubble), text);
+  assert.match(bubbleText({ ...bubble, measured: null, micro_batches: 1 }), /^No step .* with 1 micro-batch, and 33\.3% with 2\.$/);
+  const times = { seconds: 60, steps: 50, calls: 1000, local_reduce: 0, wait: 9, transfer: 2 };
+  const ranks = [0, 1].map((rank) => ({ rank, ...times, stage: { stage: rank }, bubble: rank ? 0.7 : null }));
+  const shown = textOf(HybridGroups({ timings: { value: { workers: [{ worker: "w", group: { straggler: null, bubble, ranks } }] } } }));
+  assert.match(shown, /Bubble: the stages wait 47\.5%/);
+  assert.match(shown, /Stage\s+Bubble/);
+  assert.match(shown, /0\s+–.*1\s+70\.0%/s);
 });

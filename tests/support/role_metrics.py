@@ -20,7 +20,7 @@ from shoal._training.participant import Report
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
-from shoal_distribute.collectives import GroupTimings, RankTimes
+from shoal_distribute.collectives import GroupTimings, RankTimes, StageTimes
 from shoal_distribute.pipeline.stage_metrics import StageMetrics
 from shoal_distribute.pipeline.timings import PipelineTimings
 from shoal_distribute.rank_metrics import RankMetrics
@@ -90,7 +90,7 @@ def roles() -> Iterator[dict[str, Scraped]]:
         # As of a trainer on a GPU, which a machine need not have.
         made[0].add(TrainerReport(Report(), {}, {"used": 1, "pool": 2, "limit": 0}))
         registries["rank"] = CollectorRegistry()
-        registries["rank"].register(RankMetrics(RankTimes, GroupTimings, int))
+        registries["rank"].register(RankMetrics(lambda: RankTimes(stage=StageTimes(0, 1, 1)), GroupTimings, int))
         registries["pipeline"] = CollectorRegistry()
         registries["pipeline"].register(StageMetrics(lambda: PipelineTimings(0, 0.0, ())))
         yield {role: Scraped.of(generate_latest(registry).decode()) for role, registry in registries.items()}

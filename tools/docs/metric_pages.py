@@ -11,7 +11,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from shoal._role import process_metrics
 from shoal._training.participant import Report
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
-from shoal_distribute.collectives import GroupTimings, RankTimes
+from shoal_distribute.collectives import GroupTimings, RankTimes, StageTimes
 from shoal_distribute.pipeline.stage_metrics import StageMetrics
 from shoal_distribute.pipeline.timings import PipelineTimings
 from shoal_distribute.rank_metrics import RankMetrics
@@ -56,7 +56,7 @@ def families() -> dict[str, list[MetricFamily]]:
         # A GPU's memory has a family only while a trainer uses one.
         worker._metrics.add(TrainerReport(Report(), {}, {"used": 1, "pool": 2, "limit": 0}))
         registries["rank"] = CollectorRegistry()
-        registries["rank"].register(RankMetrics(RankTimes, GroupTimings, int))
+        registries["rank"].register(RankMetrics(lambda: RankTimes(stage=StageTimes(0, 1, 1)), GroupTimings, int))
         registries["pipeline"] = CollectorRegistry()
         registries["pipeline"].register(StageMetrics(lambda: PipelineTimings(0, 0.0, ())))
         return {role: sorted(_of(registry)) for role, registry in registries.items()}
@@ -88,8 +88,9 @@ def pages() -> dict[str, str]:
         "Every role serves its metrics at `http://HOST:PORT/metrics`, at the address of `--metrics-listen` (port 7090",
         "in containers). Units are seconds, bytes and versions. No label names a job, a member or a user, so the",
         "number of series does not grow with use. There are also the metrics `process_*` and `python_*` that",
-        "every Python process has. A rank is a process of a `MultiWorkerMirroredStrategy`, and a pipeline is the",
-        "process of a `PipelineStrategy`. They have no endpoints of their own: see",
+        "every Python process has. A rank is a process of a `MultiWorkerMirroredStrategy` or of a",
+        "`MultiWorkerPipelineStrategy`. Only a rank that has trained a stage has metrics of a stage. A pipeline is",
+        "the process of a `PipelineStrategy`. They have no endpoints of their own: see",
         "[Groups of ranks](../../how-to/groups-of-ranks.md#find-the-straggler) and",
         "[Pipelines](../../explanation/pipelines.md#find-the-slowest-stage).",
         "[Monitoring](../../how-to/monitoring.md) says how to collect them.",

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shoal_distribute.collectives import GroupTimings, RankTimes
+from shoal.status import Bubble, ideal_bubble
+from shoal_distribute.collectives import GroupTimings, RankTimes, StageTimes
 
 _PHASES = {
     "local_reduce": "Time in which the replicas of this process joined their gradients.",
@@ -45,6 +46,41 @@ class RankMetrics(Collector):
         )
         for phase, text in _PHASES.items():
             yield CounterMetricFamily(f"shoal_rank_{phase}_seconds", text, getattr(own, phase))
+        if own.stage:
+            yield from _of_stage(own.stage, group.bubble())
+
+
+def _of_stage(stage: StageTimes, bubble: Bubble | None) -> Iterator[Metric]:
+    """Returns the metrics of a rank that computes a stage of a pipeline.
+
+    Args:
+        stage: its times since the group began.
+        bubble: that of the pipeline over the last minute.
+    """
+    yield GaugeMetricFamily("shoal_rank_stage", "Number of the pipeline's stage that this rank computes.", stage.stage)
+    yield CounterMetricFamily(
+        "shoal_rank_stage_seconds",
+        "Time of the training steps of this stage, without updates of variables.",
+        stage.seconds,
+    )
+    yield CounterMetricFamily(
+        "shoal_rank_stage_wait_seconds", "Time of these steps in which the stage did not compute.", stage.wait
+    )
+    yield GaugeMetricFamily(
+        "shoal_rank_stage_bubble_ratio",
+        "Share of these steps in which the stage did not compute.",
+        stage.bubble or 0.0,
+    )
+    yield GaugeMetricFamily(
+        "shoal_rank_bubble_ratio",
+        "Share of the steps of the last minute in which the stages did not compute, as a mean of the stages.",
+        bubble.measured or 0.0 if bubble else 0.0,
+    )
+    yield GaugeMetricFamily(
+        "shoal_rank_ideal_bubble_ratio",
+        "Bubble of equal stages: (stages - 1) / (micro-batches + stages - 1).",
+        ideal_bubble(stage.stages, stage.micro_batches),
+    )
 
 
 __all__ = ["RankMetrics"]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shoal._status.rank_times import RankTimes, StragglerRank
+from shoal._status.rank_times import Bubble, RankTimes, StragglerRank, bubble_of
 from shoal.v1 import group_pb2
 
 
@@ -55,6 +55,10 @@ class GroupStatus:
     waits_for: str = ""
     straggler: StragglerRank | None = None
     members: tuple[RankStatus, ...] = ()
+
+    def bubble(self) -> Bubble | None:
+        """Returns the bubble of the pipeline whose stages the members compute. None if they compute no stages."""
+        return bubble_of(it.times for it in self.members)
 
     def to_proto(self) -> group_pb2.GroupStatus:
         """Returns the message that carries the status."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14shoal/v1/group.proto\x12\x08shoal.v1\"\x8e\x01\n\x10JoinGroupRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05ranks\x18\x04 \x01(\r\x12\x11\n\tmin_ranks\x18\x05 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x10\n\x08progress\x18\x07 \x01(\x03\"[\n\x0eJoinGroupReply\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\"\n\x05ranks\x18\x02 \x03(\x0b\x32\x13.shoal.v1.GroupRank\x12\x11\n\twaits_for\x18\x03 \x01(\t\"B\n\tGroupRank\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08progress\x18\x03 \x01(\x03\"\xf4\x01\n\x15HeartbeatGroupRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05ranks\x18\x04 \x01(\r\x12\x11\n\tmin_ranks\x18\x05 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x0c\n\x04rank\x18\x07 \x01(\r\x12\x0c\n\x04size\x18\x08 \x01(\r\x12\x11\n\tlost_rank\x18\t \x01(\x05\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x0e\n\x06leaves\x18\x0b \x01(\x08\x12\"\n\x05times\x18\x0c \x01(\x0b\x32\x13.shoal.v1.RankTimes\"$\n\x13HeartbeatGroupReply\x12\r\n\x05\x65nded\x18\x01 \x01(\t\"p\n\tRankTimes\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\r\n\x05\x63\x61lls\x18\x03 \x01(\x04\x12\x14\n\x0clocal_reduce\x18\x04 \x01(\x01\x12\x0c\n\x04wait\x18\x05 \x01(\x01\x12\x10\n\x08transfer\x18\x06 \x01(\x01\"\x13\n\x11ListGroupsRequest\"8\n\x0fListGroupsReply\x12%\n\x06groups\x18\x01 \x03(\x0b\x32\x15.shoal.v1.GroupStatus\" \n\x0fGetGroupRequest\x12\r\n\x05group\x18\x01 \x01(\t\"6\n\rGetGroupReply\x12%\n\x06status\x18\x01 \x01(\x0b\x32\x15.shoal.v1.GroupStatus\"\xd9\x01\n\x0bGroupStatus\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tsubmitter\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0c\n\x04size\x18\x04 \x01(\r\x12\r\n\x05ranks\x18\x05 \x01(\r\x12\x11\n\tmin_ranks\x18\x06 \x01(\r\x12\x11\n\twaits_for\x18\x07 \x01(\t\x12*\n\tstraggler\x18\x08 \x01(\x0b\x32\x17.shoal.v1.StragglerRank\x12%\n\x07members\x18\t \x03(\x0b\x32\x14.shoal.v1.RankStatus\".\n\rStragglerRank\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"O\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x05times\x18\x03 \x01(\x0b\x32\x13.shoal.v1.RankTimes2\x99\x02\n\x06Groups\x12<\n\x04Join\x12\x1a.shoal.v1.JoinGroupRequest\x1a\x18.shoal.v1.JoinGroupReply\x12K\n\tHeartbeat\x12\x1f.shoal.v1.HeartbeatGroupRequest\x1a\x1d.shoal.v1.HeartbeatGroupReply\x12\x44\n\nListGroups\x12\x1b.shoal.v1.ListGroupsRequest\x1a\x19.shoal.v1.ListGroupsReply\x12>\n\x08GetGroup\x12\x19.shoal.v1.GetGroupRequest\x1a\x17.shoal.v1.GetGroupReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14shoal/v1/group.proto\x12\x08shoal.v1\"\x8e\x01\n\x10JoinGroupRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05ranks\x18\x04 \x01(\r\x12\x11\n\tmin_ranks\x18\x05 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x10\n\x08progress\x18\x07 \x01(\x03\"[\n\x0eJoinGroupReply\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\"\n\x05ranks\x18\x02 \x03(\x0b\x32\x13.shoal.v1.GroupRank\x12\x11\n\twaits_for\x18\x03 \x01(\t\"B\n\tGroupRank\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08progress\x18\x03 \x01(\x03\"\xf4\x01\n\x15HeartbeatGroupRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05ranks\x18\x04 \x01(\r\x12\x11\n\tmin_ranks\x18\x05 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x0c\n\x04rank\x18\x07 \x01(\r\x12\x0c\n\x04size\x18\x08 \x01(\r\x12\x11\n\tlost_rank\x18\t \x01(\x05\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x0e\n\x06leaves\x18\x0b \x01(\x08\x12\"\n\x05times\x18\x0c \x01(\x0b\x32\x13.shoal.v1.RankTimes\"$\n\x13HeartbeatGroupReply\x12\r\n\x05\x65nded\x18\x01 \x01(\t\"\x95\x01\n\tRankTimes\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\r\n\x05\x63\x61lls\x18\x03 \x01(\x04\x12\x14\n\x0clocal_reduce\x18\x04 \x01(\x01\x12\x0c\n\x04wait\x18\x05 \x01(\x01\x12\x10\n\x08transfer\x18\x06 \x01(\x01\x12#\n\x05stage\x18\x07 \x01(\x0b\x32\x14.shoal.v1.StageTimes\"a\n\nStageTimes\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0e\n\x06stages\x18\x02 \x01(\r\x12\x15\n\rmicro_batches\x18\x03 \x01(\r\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0c\n\x04wait\x18\x05 \x01(\x01\"\x13\n\x11ListGroupsRequest\"8\n\x0fListGroupsReply\x12%\n\x06groups\x18\x01 \x03(\x0b\x32\x15.shoal.v1.GroupStatus\" \n\x0fGetGroupRequest\x12\r\n\x05group\x18\x01 \x01(\t\"6\n\rGetGroupReply\x12%\n\x06status\x18\x01 \x01(\x0b\x32\x15.shoal.v1.GroupStatus\"\xd9\x01\n\x0bGroupStatus\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tsubmitter\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0c\n\x04size\x18\x04 \x01(\r\x12\r\n\x05ranks\x18\x05 \x01(\r\x12\x11\n\tmin_ranks\x18\x06 \x01(\r\x12\x11\n\twaits_for\x18\x07 \x01(\t\x12*\n\tstraggler\x18\x08 \x01(\x0b\x32\x17.shoal.v1.StragglerRank\x12%\n\x07members\x18\t \x03(\x0b\x32\x14.shoal.v1.RankStatus\".\n\rStragglerRank\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"O\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x05times\x18\x03 \x01(\x0b\x32\x13.shoal.v1.RankTimes2\x99\x02\n\x06Groups\x12<\n\x04Join\x12\x1a.shoal.v1.JoinGroupRequest\x1a\x18.shoal.v1.JoinGroupReply\x12K\n\tHeartbeat\x12\x1f.shoal.v1.HeartbeatGroupRequest\x1a\x1d.shoal.v1.HeartbeatGroupReply\x12\x44\n\nListGroups\x12\x1b.shoal.v1.ListGroupsRequest\x1a\x19.shoal.v1.ListGroupsReply\x12>\n\x08GetGroup\x12\x19.shoal.v1.GetGroupRequest\x1a\x17.shoal.v1.GetGroupReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,22 +41,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEATGROUPREQUEST']._serialized_end=585
   _globals['_HEARTBEATGROUPREPLY']._serialized_start=587
   _globals['_HEARTBEATGROUPREPLY']._serialized_end=623
-  _globals['_RANKTIMES']._serialized_start=625
-  _globals['_RANKTIMES']._serialized_end=737
-  _globals['_LISTGROUPSREQUEST']._serialized_start=739
-  _globals['_LISTGROUPSREQUEST']._serialized_end=758
-  _globals['_LISTGROUPSREPLY']._serialized_start=760
-  _globals['_LISTGROUPSREPLY']._serialized_end=816
-  _globals['_GETGROUPREQUEST']._serialized_start=818
-  _globals['_GETGROUPREQUEST']._serialized_end=850
-  _globals['_GETGROUPREPLY']._serialized_start=852
-  _globals['_GETGROUPREPLY']._serialized_end=906
-  _globals['_GROUPSTATUS']._serialized_start=909
-  _globals['_GROUPSTATUS']._serialized_end=1126
-  _globals['_STRAGGLERRANK']._serialized_start=1128
-  _globals['_STRAGGLERRANK']._serialized_end=1174
-  _globals['_RANKSTATUS']._serialized_start=1176
-  _globals['_RANKSTATUS']._serialized_end=1255
-  _globals['_GROUPS']._serialized_start=1258
-  _globals['_GROUPS']._serialized_end=1539
+  _globals['_RANKTIMES']._serialized_start=626
+  _globals['_RANKTIMES']._serialized_end=775
+  _globals['_STAGETIMES']._serialized_start=777
+  _globals['_STAGETIMES']._serialized_end=874
+  _globals['_LISTGROUPSREQUEST']._serialized_start=876
+  _globals['_LISTGROUPSREQUEST']._serialized_end=895
+  _globals['_LISTGROUPSREPLY']._serialized_start=897
+  _globals['_LISTGROUPSREPLY']._serialized_end=953
+  _globals['_GETGROUPREQUEST']._serialized_start=955
+  _globals['_GETGROUPREQUEST']._serialized_end=987
+  _globals['_GETGROUPREPLY']._serialized_start=989
+  _globals['_GETGROUPREPLY']._serialized_end=1043
+  _globals['_GROUPSTATUS']._serialized_start=1046
+  _globals['_GROUPSTATUS']._serialized_end=1263
+  _globals['_STRAGGLERRANK']._serialized_start=1265
+  _globals['_STRAGGLERRANK']._serialized_end=1311
+  _globals['_RANKSTATUS']._serialized_start=1313
+  _globals['_RANKSTATUS']._serialized_end=1392
+  _globals['_GROUPS']._serialized_start=1395
+  _globals['_GROUPS']._serialized_end=1676
 # @@protoc_insertion_point(module_scope)

@@ -239,6 +239,7 @@ class RankTimes(_message.Message):
     LOCAL_REDUCE_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
     TRANSFER_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
     seconds: _builtins.float
     """Seconds that passed."""
     steps: _builtins.int
@@ -251,6 +252,10 @@ class RankTimes(_message.Message):
     """Seconds in which it waited until other ranks made the same call, or passed a message."""
     transfer: _builtins.float
     """Seconds of the rest of the calls: moving and adding data."""
+    @_builtins.property
+    def stage(self) -> Global___StageTimes:
+        """The times of the stage that the rank computes. Absent if it computes no stage of a pipeline, or has not trained yet."""
+
     def __init__(
         self,
         *,
@@ -260,14 +265,56 @@ class RankTimes(_message.Message):
         local_reduce: _builtins.float = ...,
         wait: _builtins.float = ...,
         transfer: _builtins.float = ...,
+        stage: Global___StageTimes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stage", b"stage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "local_reduce", b"local_reduce", "seconds", b"seconds", "steps", b"steps", "transfer", b"transfer", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "local_reduce", b"local_reduce", "seconds", b"seconds", "stage", b"stage", "steps", b"steps", "transfer", b"transfer", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankTimes: _TypeAlias = RankTimes  # noqa: Y015
+
+@_typing.final
+class StageTimes(_message.Message):
+    """The times of one stage of a pipeline over the same time. They count training steps that have ended, without the
+    exchange of gradients between replicas and without the update of the variables. `wait` / `seconds` is the bubble of
+    the stage. Equal stages have a bubble of (stages - 1) / (micro_batches + stages - 1).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
+    stage: _builtins.int
+    """Its number, from 0. It is below `stages`."""
+    stages: _builtins.int
+    """The number of stages of the pipeline: 1 to 256."""
+    micro_batches: _builtins.int
+    """The number of micro-batches of a training step, 1 or more."""
+    seconds: _builtins.float
+    """Seconds of the forward and backward passes of all micro-batches, including the time between them."""
+    wait: _builtins.float
+    """Seconds of these in which the stage did not compute: it waited for other stages, or passed messages."""
+    def __init__(
+        self,
+        *,
+        stage: _builtins.int = ...,
+        stages: _builtins.int = ...,
+        micro_batches: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        wait: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["micro_batches", b"micro_batches", "seconds", b"seconds", "stage", b"stage", "stages", b"stages", "wait", b"wait"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageTimes: _TypeAlias = StageTimes  # noqa: Y015
 
 @_typing.final
 class ListGroupsRequest(_message.Message):

@@ -125,14 +125,22 @@ def check_rank_times(who: str, times: group_pb2.RankTimes) -> None:
         times: The times.
 
     Raises:
-        BadRequest: A time is not finite or is below 0.
+        BadRequest: A time is not finite or is below 0, or the stage is none of its pipeline.
         LimitExceeded: A count is too large.
     """
-    waited = (times.seconds, times.local_reduce, times.wait, times.transfer)
+    stage = times.stage
+    waited = (times.seconds, times.local_reduce, times.wait, times.transfer, stage.seconds, stage.wait)
     if not (min(waited) >= 0 and math.isfinite(sum(waited))):
         raise errors.BadRequest(f"{who} has a time of a rank that is not finite or is below 0")
-    if (most := max(times.steps, times.calls)) >= limits.MAX_STEP:
+    if (most := max(times.steps, times.calls, stage.micro_batches)) >= limits.MAX_STEP:
         raise catalogue.MAX_STEP.refusal(f"{who} has a count of {most}")
+    if stage.stages > catalogue.GROUP_RANKS.default:
+        raise catalogue.GROUP_RANKS.refusal(f"{who} has a pipeline of {stage.stages} stages")
+    if times.HasField("stage") and not (stage.stage < stage.stages and stage.micro_batches):
+        raise errors.BadRequest(
+            f"{who} has stage {stage.stage} of {stage.stages} with {stage.micro_batches} micro-batches; stages count "
+            "from 0, and a step has 1 or more micro-batches"
+        )
 
 
 __all__ = [

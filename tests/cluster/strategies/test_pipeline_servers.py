@@ -115,6 +115,8 @@ def test_replicas_that_push_to_servers_in_step_equal_one_pipeline(client: shoal.
     assert sorted(timings) == [f"in-step-stage-0-replica-{number}" for number in range(2)]
     # The first stage knows its own steps, and those of the others up to their last heartbeat.
     assert [(len(it.ranks), it.ranks[0].steps) for it in timings.values()] == [(STAGES, STEPS)] * 2
+    bubbles = [it.bubble() for it in timings.values()]
+    assert [(it.stages, it.micro_batches) for it in bubbles if it] == [(STAGES, 2)] * 2
     for stage in range(STAGES):
         client.job(f"in-step-stage-{stage}").wait(timeout_s=20)
         assert client.job(f"in-step-stage-{stage}").status().state is JobState.SUCCEEDED

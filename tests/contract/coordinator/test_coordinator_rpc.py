@@ -34,6 +34,7 @@ from shoal.status import (
     RankStatus,
     RankTimes,
     ServerLoad,
+    StageTimes,
     StepTiming,
     Timings,
     UndeliveredNorm,
@@ -432,6 +433,11 @@ def test_descriptions_that_make_no_sense(group: Rig) -> None:
         {"ranks": [groups.RankTimes(wait=-1.0)]},
         {"ranks": [groups.RankTimes(transfer=math.inf)]},
         {"ranks": [groups.RankTimes(calls=2**53)]},
+        {"ranks": [groups.RankTimes(stage=groups.StageTimes(stages=2))]},  # no micro-batches
+        {"ranks": [groups.RankTimes(stage=groups.StageTimes(stage=2, stages=2, micro_batches=1))]},
+        {"ranks": [groups.RankTimes(stage=groups.StageTimes(stages=257, micro_batches=1))]},
+        {"ranks": [groups.RankTimes(stage=groups.StageTimes(stages=2, micro_batches=1, wait=-1.0))]},
+        {"ranks": [groups.RankTimes(stage=groups.StageTimes(stages=2, micro_batches=1, seconds=math.nan))]},
     ],
 )
 def test_reports_over_their_bounds(group: Rig, fields: dict[str, Any]) -> None:
@@ -501,7 +507,7 @@ def test_an_elastic_group_shows_the_times_that_its_ranks_tell(group: Rig) -> Non
         for wrong in (groups.RankTimes(wait=-1.0), groups.RankTimes(seconds=math.nan), groups.RankTimes(steps=2**53)):
             with pytest.raises(errors.BadRequest, match="the heartbeat of 'p' has a"):
                 group.client.call(stub.Heartbeat, groups.HeartbeatGroupRequest(**beat, times=wrong))
-        times = RankTimes(60.0, 50, 100, 0.5, 9.0, 1.0)
+        times = RankTimes(60.0, 50, 100, 0.5, 9.0, 1.0, StageTimes(1, 2, 4, 50.0, 5.0))
         group.client.call(stub.Heartbeat, groups.HeartbeatGroupRequest(**beat, times=times.to_proto()))
         status = GroupStatus("g", client.groups()[0].submitter, 1, 1, 1, 1, members=(RankStatus(0, "h:1", times),))
         assert client.group("g") == status

@@ -227,13 +227,23 @@ def test_the_times_of_the_ranks_show_the_late_stage() -> None:
         model = made(strategy, late)
         for _ in range(20):
             model.train_on_batch(X, Y)
+        stages.append(strategy.timings().stages[strategy.stage])
         return {it.name: it.value for family in registry.collect() for it in family.samples}
 
+    stages: list[Any] = []
     found = succeeded(in_processes(3, work, micro_batches=4, cut=["late", "last"]))
     assert [it["shoal_rank_steps_total"] for it in found] == [20] * 3
     waits = [it["shoal_rank_wait_seconds_total"] for it in found]
     assert waits[1] == min(waits)
     assert min(waits[0], waits[2]) > 20 * 4 * 0.003 / 2
+    for stage in stages:
+        metrics = found[stage.stage]
+        assert metrics["shoal_rank_stage"] == stage.stage
+        assert metrics["shoal_rank_stage_seconds_total"] == pytest.approx(stage.compute_s + stage.wait_s)
+        assert metrics["shoal_rank_stage_bubble_ratio"] == pytest.approx(stage.bubble)
+        assert metrics["shoal_rank_ideal_bubble_ratio"] == 2 / 6
+        assert 0 < metrics["shoal_rank_bubble_ratio"] < 1
+    assert min(stages, key=lambda it: it.bubble).stage == 1
 
 
 def test_a_trace_of_a_step_has_the_messages_of_its_stage() -> None:

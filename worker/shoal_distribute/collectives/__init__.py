@@ -7,7 +7,7 @@ connections, `ring` and `tree` the algorithms over them, and `schedule` their pl
 rank fails.
 """
 
-from shoal.status import GroupTimings, RankTimes, StragglerRank
+from shoal.status import GroupTimings, RankTimes, StageTimes, StragglerRank
 from shoal_distribute.collectives.buckets import Buckets
 from shoal_distribute.collectives.calls import ReduceOp
 from shoal_distribute.collectives.group import Group
@@ -25,6 +25,7 @@ __all__ = [
     "NcclSums",
     "RankTimes",
     "ReduceOp",
+    "StageTimes",
     "StragglerRank",
     "TimesBoard",
     "open_nccl",

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
@@ -62,7 +63,7 @@ class TimesBoard:
 
     def _now(self) -> RankTimes:
         own = self.own
-        return RankTimes(self._clock() - self._began, own.steps, own.calls, own.local_reduce, own.wait, own.transfer)
+        return replace(own, seconds=self._clock() - self._began)
 
 
 __all__ = ["GroupTimings", "RankTimes", "TimesBoard"]

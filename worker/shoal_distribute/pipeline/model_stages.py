@@ -153,7 +153,9 @@ class PipelinedModel:
         runs = [partial(self._train, stage, links, inputs, parts, objective_of) for stage in self._own]
         started = time.perf_counter()
         seconds = self._runner.run(self._strategy, runs, links)
-        self._seconds += time.perf_counter() - started
+        passed = time.perf_counter() - started
+        self._runner.count_step(count, passed, seconds)
+        self._seconds += passed
         self.steps += 1
         self._compute = [a + b for a, b in zip(self._compute, seconds, strict=True)]
         self._count_tied_calls(count)
@@ -196,7 +198,7 @@ class PipelinedModel:
                 self.stages, self._runner.names, rows, strict=True
             )
         ]
-        return PipelineTimings(self.steps, self._seconds, tuple(found))
+        return PipelineTimings(self.steps, self._seconds, tuple(found), self._settings.micro_batches)
 
     def _inputs(self, x: Any) -> list[Array]:
         """Returns the inputs of the model, after a check of their shapes."""

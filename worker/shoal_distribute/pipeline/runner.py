@@ -49,6 +49,15 @@ class StageRunner(Protocol):
             The results, in the order of the stages.
         """
 
+    def count_step(self, micro_batches: int, seconds: float, compute: Sequence[float]) -> None:
+        """Counts a training step in the times that other processes see.
+
+        Args:
+            micro_batches: number of micro-batches of the step.
+            seconds: duration of its passes.
+            compute: seconds in which each stage of this process computed.
+        """
+
     def chosen(self, choose: Callable[[], Sequence[int]], count: int) -> list[int]:
         """Returns whole numbers that one process chooses for all, also for those of other replicas.
 

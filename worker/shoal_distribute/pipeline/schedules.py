@@ -98,16 +98,6 @@ def schedule_of(name: str) -> StageSchedule:
     return found
 
 
-def bubble_of(stages: int, micro_batches: int) -> float:
-    """Returns the share of a step in which each of equal stages waits, by both schedules.
-
-    Args:
-        stages: number of stages.
-        micro_batches: number of micro-batches.
-    """
-    return (stages - 1) / (micro_batches + stages - 1)
-
-
 def split_of(samples: int, micro_batches: int) -> list[slice]:
     """Returns the samples of each micro-batch of a batch. Their numbers differ by at most one.
 
@@ -127,7 +117,6 @@ __all__ = [
     "OneForwardOneBackward",
     "Pass",
     "StageSchedule",
-    "bubble_of",
     "schedule_of",
     "split_of",
 ]

@@ -29,6 +29,11 @@ class StageMetrics(Collector):
             "shoal_pipeline_bubble_ratio", "Share of these steps in which the stages waited.", timings.bubble
         )
         yield GaugeMetricFamily(
+            "shoal_pipeline_ideal_bubble_ratio",
+            "Bubble of equal stages: (stages - 1) / (micro-batches + stages - 1).",
+            timings.ideal_bubble,
+        )
+        yield GaugeMetricFamily(
             "shoal_pipeline_slowest_stage",
             "Number of the stage that computed longest. -1 means that there are no steps.",
             timings.slowest.stage if timings.stages else -1,
@@ -39,6 +44,9 @@ class StageMetrics(Collector):
         wait = CounterMetricFamily(
             "shoal_pipeline_stage_wait_seconds", "Time in which a stage waited for other stages.", labels=["stage"]
         )
+        bubble = GaugeMetricFamily(
+            "shoal_pipeline_stage_bubble_ratio", "Share of these steps in which a stage waited.", labels=["stage"]
+        )
         peak = GaugeMetricFamily(
             "shoal_pipeline_stage_peak_bytes", "The most bytes that a stage has held.", labels=["stage"]
         )
@@ -46,8 +54,9 @@ class StageMetrics(Collector):
             label = [str(stage.stage)]
             compute.add_metric(label, stage.compute_s)
             wait.add_metric(label, stage.wait_s)
+            bubble.add_metric(label, stage.bubble)
             peak.add_metric(label, stage.peak_bytes)
-        yield from (compute, wait, peak)
+        yield from (compute, wait, bubble, peak)
 
 
 __all__ = ["StageMetrics"]

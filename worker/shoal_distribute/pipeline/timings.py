@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from shoal.status import Bubble
+
 
 @dataclass(frozen=True)
 class StageTimings:
@@ -27,6 +29,12 @@ class StageTimings:
     peak_bytes: int
     peak_held: int
 
+    @property
+    def bubble(self) -> float:
+        """The share of the time of the steps in which it waited for other stages. 0 before the first step."""
+        seconds = self.compute_s + self.wait_s
+        return self.wait_s / seconds if seconds else 0.0
+
 
 @dataclass(frozen=True)
 class PipelineTimings:
@@ -36,11 +44,13 @@ class PipelineTimings:
         steps: number of training steps.
         seconds: their duration.
         stages: the stages.
+        micro_batches: number of micro-batches of a step.
     """
 
     steps: int
     seconds: float
     stages: tuple[StageTimings, ...]
+    micro_batches: int = 1
 
     @property
     def bubble(self) -> float:
@@ -49,19 +59,28 @@ class PipelineTimings:
         return waited / (self.seconds * len(self.stages)) if self.seconds else 0.0
 
     @property
+    def ideal_bubble(self) -> float:
+        """The bubble of equal stages. `shoal.status.ideal_bubble` computes that of other numbers of micro-batches."""
+        return self._compared.ideal
+
+    @property
     def slowest(self) -> StageTimings:
         """The stage that computed longest."""
         return max(self.stages, key=lambda stage: stage.compute_s)
 
     def __str__(self) -> str:
-        rows = ["stage   compute      wait   MB at most   held   device   layers   (seconds of all steps)"]
+        rows = ["stage   compute      wait   bubble   MB at most   held   device   layers   (seconds of all steps)"]
         rows += [
-            f"{it.stage:5}{it.compute_s:10.3f}{it.wait_s:10.3f}{it.peak_bytes / 1e6:13.2f}{it.peak_held:7}   "
-            f"{it.device}   {it.layers[0]} to {it.layers[-1]}"
+            f"{it.stage:5}{it.compute_s:10.3f}{it.wait_s:10.3f}{it.bubble:9.3f}{it.peak_bytes / 1e6:13.2f}"
+            f"{it.peak_held:7}   {it.device}   {it.layers[0]} to {it.layers[-1]}"
             for it in self.stages
         ]
-        waited = f"{self.steps} steps, bubble {self.bubble:.3f}; stage {self.slowest.stage} is the slowest"
-        return "\n".join([*rows, waited])
+        ended = f"{self.steps} steps; stage {self.slowest.stage} is the slowest"
+        return "\n".join([*rows, ended, str(self._compared)])
+
+    @property
+    def _compared(self) -> Bubble:
+        return Bubble(self.bubble, max(1, len(self.stages)), self.micro_batches)
 
 
 __all__ = ["PipelineTimings", "StageTimings"]

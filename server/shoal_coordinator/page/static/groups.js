@@ -18,6 +18,7 @@ export function ElasticGroups({ groups: { value } }) {
       (group) => html`<section key=${group.name} data-group=${group.name}>
         <h3><bdi>${group.name}</bdi></h3>
         <p class="verdict" data-straggler=${group.straggler?.rank ?? ""}>${state(group)} ${verdict(group)}</p>
+        ${bubbleLine(group)}
         ${group.ranks && html`<${RankTable} of=${group.name} ranks=${group.ranks} straggler=${group.straggler} />`}
       </section>`,
     )}
@@ -33,6 +34,7 @@ export function HybridGroups({ timings: { value } }) {
       ({ worker, group }) => html`<section key=${worker} data-group=${worker}>
         <h3><bdi>${worker}</bdi></h3>
         <p class="verdict" data-straggler=${group.straggler?.rank ?? ""}>${verdict(group)}</p>
+        ${bubbleLine(group)}
         <${RankTable} of=${worker} ranks=${group.ranks} straggler=${group.straggler} />
       </section>`,
     )}
@@ -51,8 +53,23 @@ export function verdict({ straggler, waits_for: waitsFor }) {
   return waitsFor ? "" : "No rank is a straggler.";
 }
 
+// What the stages of a pipeline have waited, and what equal stages would wait, also with more micro-batches.
+export function bubbleText({ measured, ideal, stages, micro_batches: batches }) {
+  const found = measured === null ? "No step of the pipeline has ended in the last minute." :
+    `Bubble: the stages wait ${asPercent(measured)} of a step.`;
+  const more = (stages - 1) / (2 * batches + stages - 1);
+  return `${found} Equal stages would wait ${asPercent(ideal)} with ${plural(batches, "micro-batch", "micro-batches")}, and ` +
+    `${asPercent(more)} with ${count(2 * batches)}.`;
+}
+
+const bubbleLine = ({ bubble }) => bubble && html`<p class="bubble">${bubbleText(bubble)}</p>`;
+
+const asPercent = (part) => `${(100 * part).toFixed(1)}%`;
+
 function RankTable({ of, ranks, straggler }) {
+  const staged = ranks.some((it) => it.stage);
   const columns = [["Rank"], ["Steps", "number"], ["Calls", "number"], ...PHASES.map(([, name]) => [name, "number"])];
+  if (staged) columns.push(["Stage", "number"], ["Bubble", "number"]);
   if (ranks[0]?.address) columns.push(["Address"]);
   const rows = ranks.map(
     (it) => html`<tr key=${it.rank}>
@@ -62,6 +79,8 @@ function RankTable({ of, ranks, straggler }) {
       <td class="number">${count(it.calls)}</td>
       ${PHASES.map(([phase, name]) => html`<td class="number">${seconds(it[phase])} <${Bar}
           share=${share(it, phase)} label=${`${percent(it, phase)}% of the time: ${name}`} /></td>`)}
+      ${staged && html`<td class="number">${it.stage ? it.stage.stage : "–"}</td>
+        <td class="number">${it.bubble === null ? "–" : asPercent(it.bubble)}</td>`}
       ${it.address && html`<td>${it.address}</td>`}
     </tr>`,
   );

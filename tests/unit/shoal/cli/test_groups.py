@@ -1,14 +1,15 @@
 """Groups of ranks on the command line: the elastic groups of a cluster, and the hybrid groups of a job."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner, Result
 
 import shoal
 from shoal._cli.app import app
-from shoal.status import GroupTimings, RankTimes, StepTiming, Timings
+from shoal.status import GroupTimings, RankTimes, StageTimes, StepTiming, Timings
 from shoal_coordinator.api.codecs import timings_message
 from shoal_coordinator.groups import RankCandidate, RankHeartbeat
 from support.clusters.fake_coordinator import FakeCoordinator
@@ -30,13 +31,15 @@ def run(coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch) -> Run:
     return lambda *arguments: CliRunner().invoke(app, arguments)
 
 
-def start_group(coordinator: FakeCoordinator, name: str, *, told: bool = True) -> None:
+def start_group(
+    coordinator: FakeCoordinator, name: str, *, told: bool = True, ranks: Sequence[RankTimes] = RANKS
+) -> None:
     """Forms a group of two ranks. The others wait for the second one."""
     candidates = [RankCandidate(process, f"h:{number}") for number, process in enumerate("ab")]
     for candidate in candidates:
         coordinator.groups.join(name, candidate, ranks=2, min_ranks=1)
     for rank, candidate in enumerate(candidates):
-        heartbeat = RankHeartbeat(candidate, 1, rank, 2, times=RANKS[rank] if told else None)
+        heartbeat = RankHeartbeat(candidate, 1, rank, 2, times=ranks[rank] if told else None)
         coordinator.groups.heartbeat(name, heartbeat, ranks=2, min_ranks=1)
 
 
@@ -78,6 +81,24 @@ def test_timings_take_the_name_of_a_group_or_of_a_job(coordinator: FakeCoordinat
     coordinator.groups.join("alone", RankCandidate("a", "h:1"), ranks=2, min_ranks=1)
     title = run("timings", "alone").stdout.splitlines()[0]
     assert title == "group alone: its first generation waits for 1 more of 2 processes"
+
+
+def test_timings_of_stages_have_their_bubble(coordinator: FakeCoordinator, run: Run) -> None:
+    stages = [replace(it, stage=StageTimes(rank, 2, 4, 50.0 * rank, 5.0)) for rank, it in enumerate(RANKS)]
+    start_group(coordinator, "train", ranks=stages)
+    _, columns, first, second, _, bubble = run("timings", "train").stdout.splitlines()
+    assert columns.split()[-3:] == ["stage", "bubble", "address"]
+    assert [it.split()[-3:] for it in (first, second)] == [["0", "-", "h:0"], ["1", "0.100", "h:1"]]
+    assert bubble == "bubble 0.100; equal stages would have 0.200 with 4 micro-batches, and 0.111 with 8"
+    record = json.loads(run("timings", "train", "--json").stdout)
+    assert record["bubble"] == {"measured": 0.1, "stages": 2, "micro_batches": 4, "ideal": 0.2}
+    assert [it["bubble"] for it in record["ranks"]] == [None, 0.1]
+    assert record["ranks"][1]["stage"] == {"stage": 1, "stages": 2, "micro_batches": 4, "seconds": 50.0, "wait": 5.0}
+
+    coordinator.add(shoal.Job("m:f", name="digits"))
+    steps = {"group-0": (StepTiming(9, 10.0, compute=0.1),)}
+    coordinator.timings = timings_message(Timings(steps, groups={"group-0": GroupTimings(tuple(stages))}))
+    assert run("timings", "digits").stdout.splitlines()[-1] == bubble
 
 
 def test_timings_of_a_job_have_its_hybrid_groups(coordinator: FakeCoordinator, run: Run) -> None:

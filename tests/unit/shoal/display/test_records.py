@@ -28,6 +28,7 @@ from shoal.status import (
     RankTimes,
     Role,
     SavedCheckpoint,
+    StageTimes,
     StepTiming,
     StragglerRank,
     Timings,
@@ -42,8 +43,9 @@ EVALUATION = "number step values samples seconds time"
 COUNT = "done leased requeued unleased"
 LOAD = "updates received_bytes sent_bytes waiting_pulls"
 MEMBER = "member role state incarnation address device metrics_address alive silent_s shards bytes job load draining"
-RANK = "seconds steps calls local_reduce wait transfer"
-GROUP = GroupStatus("g", size=1, straggler=StragglerRank(0, 0.1), members=(RankStatus(0, "h:1", RankTimes()),))
+RANK = "seconds steps calls local_reduce wait transfer stage bubble"
+STAGE = RankTimes(stage=StageTimes(0, 2, 4))
+GROUP = GroupStatus("g", size=1, straggler=StragglerRank(0, 0.1), members=(RankStatus(0, "h:1", STAGE),))
 TIMING = "step began pull read compute push wait evaluate own"
 EVALUATED = Evaluation(1, 2, {"accuracy": 0.5})
 REPORTED = MetricsReported(1, 0.0, "w0", 1, {"loss": 1.0}, Progress())
@@ -87,11 +89,16 @@ def timings() -> Timings:
         (records.timings("a", timings()), "name straggler workers staleness"),
         (records.timings("a", timings())["straggler"], "worker ratio seconds phase"),
         (records.timings("a", timings())["workers"][0], "worker typical slowest steps group"),
-        (records.timings("a", timings())["workers"][0]["group"], "straggler ranks"),
+        (records.timings("a", timings())["workers"][0]["group"], "straggler bubble ranks"),
         (records.timings("a", timings())["workers"][0]["group"]["ranks"][0], f"rank {RANK}"),
-        (group_records.group(GROUP), "name submitter generation size most_ranks min_ranks waits_for straggler ranks"),
+        (
+            group_records.group(GROUP),
+            "name submitter generation size most_ranks min_ranks waits_for straggler bubble ranks",
+        ),
         (group_records.group(GROUP)["ranks"][0], f"rank address {RANK}"),
         (group_records.group(GROUP)["straggler"], "rank seconds"),
+        (group_records.group(GROUP)["bubble"], "measured stages micro_batches ideal"),
+        (group_records.group(GROUP)["ranks"][0]["stage"], "stage stages micro_batches seconds wait"),
         (records.timings("a", timings())["workers"][0]["steps"][0], TIMING),
         (records.member(SERVER), MEMBER),
         (records.member(SERVER)["load"], LOAD),

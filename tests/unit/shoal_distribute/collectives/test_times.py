@@ -2,6 +2,7 @@
 
 import pytest
 
+from shoal.status import Bubble, StageTimes
 from shoal_distribute.collectives.times import GroupTimings, RankTimes, TimesBoard
 
 
@@ -60,3 +61,27 @@ def test_the_straggler_is_the_rank_for_which_the_others_wait() -> None:
     assert of(1.0).straggler() is None
     assert GroupTimings().straggler() is None
     assert "50     100          0.000      4.000      1.000" in str(of(2.0, 4.0))
+
+
+def test_ranks_tell_how_long_their_stages_wait() -> None:
+    clock = Clock()
+    boards = [TimesBoard(rank, 2, clock) for rank in range(2)]
+    assert boards[0].timings().bubble() is None
+    for clock.now in range(100):
+        for board, stage, wait in zip(boards, range(2), (0.25, 0.5), strict=True):
+            before = board.own.stage or StageTimes(stage, 2, 4)
+            board.own.stage = before.later(1.0, wait)
+        for rank, board in enumerate(boards):
+            boards[1 - rank].reported(rank, board.told())
+    timings = boards[0].timings()
+    assert [it.stage for it in timings.ranks] == [StageTimes(0, 2, 4, 59.0, 14.75), StageTimes(1, 2, 4, 59.0, 29.5)]
+    assert timings.bubble() == Bubble(0.375, 2, 4)
+    text = "bubble 0.375; equal stages would have 0.200 with 4 micro-batches, and 0.111 with 8"
+    assert str(timings).splitlines()[-1] == text
+
+
+def test_a_stage_without_a_step_has_no_bubble() -> None:
+    idle, busy = RankTimes(stage=StageTimes(0, 2, 1)), RankTimes(stage=StageTimes(1, 2, 1, 2.0, 1.0))
+    assert GroupTimings((idle, busy)).bubble() == Bubble(0.5, 2, 1)
+    found = GroupTimings((idle,)).bubble()
+    assert str(found) == "bubble -; equal stages would have 0.500 with 1 micro-batch, and 0.333 with 2"

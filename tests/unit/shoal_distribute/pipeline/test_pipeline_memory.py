@@ -61,6 +61,9 @@ def test_a_strategy_does_not_keep_a_model() -> None:
         strategy.register_metrics(registry)
         assert strategy.timings().steps == registry.get_sample_value("shoal_pipeline_steps_total") == 1
         assert registry.get_sample_value("shoal_pipeline_stage_compute_seconds_total", {"stage": "1"})
+        bubbles = [registry.get_sample_value("shoal_pipeline_stage_bubble_ratio", {"stage": it}) for it in "01"]
+        assert bubbles == [it.bubble for it in strategy.timings().stages]
+        assert registry.get_sample_value("shoal_pipeline_ideal_bubble_ratio") == 1 / 3
         del model
         gc.collect()
         assert layer() is None

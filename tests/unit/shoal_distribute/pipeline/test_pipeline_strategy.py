@@ -403,10 +403,16 @@ def test_timings_have_the_stages_and_the_bubble() -> None:
     assert timings.slowest in timings.stages
     assert 0 <= timings.bubble < 1
     assert all(it.compute_s + it.wait_s == pytest.approx(timings.seconds) for it in timings.stages)
+    assert timings.bubble == pytest.approx(sum(it.bubble for it in timings.stages) / 2)
+    assert [it.bubble for it in timings.stages] == pytest.approx([it.wait_s / timings.seconds for it in timings.stages])
+    assert timings.ideal_bubble == 1 / 5
     lines = str(timings).splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert "dense_2 to dense_3" in lines[2]
+    assert f"{timings.stages[1].bubble:.3f}" in lines[2]
     assert lines[3].endswith(f"stage {timings.slowest.stage} is the slowest")
+    more = "equal stages would have 0.200 with 4 micro-batches, and 0.111 with 8"
+    assert lines[4] == f"bubble {timings.bubble:.3f}; {more}"
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal_distribute.pipeline.schedules import SCHEDULES, StageSchedule, bubble_of, schedule_of, split_of
+from shoal.status import ideal_bubble
+from shoal_distribute.pipeline.schedules import SCHEDULES, StageSchedule, schedule_of, split_of
 
 schedules = st.sampled_from(list(SCHEDULES.values()))
 sizes = st.integers(1, 7)
@@ -70,7 +71,7 @@ def test_the_stages_never_block_each_other_and_hold_what_the_schedule_says(
 ) -> None:
     seconds, most = simulated(schedule, p, m, capacity)
     assert most == [schedule.held(stage, p, m) for stage in range(p)]
-    assert 1 - 3 * m / seconds == pytest.approx(bubble_of(p, m))
+    assert 1 - 3 * m / seconds == pytest.approx(ideal_bubble(p, m))
 
 
 def test_one_forward_one_backward_holds_less_than_gpipe() -> None:

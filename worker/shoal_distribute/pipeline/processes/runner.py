@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal import errors
 from shoal.program import Array
-from shoal_distribute.collectives import Group
+from shoal_distribute.collectives import Group, StageTimes
 from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.group_arrays import bytes_from, sums_of
 from shoal_distribute.pipeline.links import StageLinks
@@ -47,6 +47,7 @@ class RankStage:
         _check_same(group, mesh)
         mesh.check_ranks(group.ranks)
         self._group, self._mesh, self._device = group, mesh, device
+        self._stages = mesh.length("stage")
         group.name_ranks({rank: mesh.described(rank) for rank in range(group.ranks)})
         place = mesh.coordinates(group.rank)
         self.stage, self.replica = place["stage"], place["replica"]
@@ -102,6 +103,11 @@ class RankStage:
         if links is not None:
             self._line.flush()
         return found
+
+    def count_step(self, micro_batches: int, seconds: float, compute: Sequence[float]) -> None:
+        times = self._group.times
+        before = times.stage or StageTimes(self.stage, self._stages, micro_batches)
+        times.stage = before.later(seconds, max(0.0, seconds - compute[0]))
 
     def chosen(self, choose: Callable[[], Sequence[int]], count: int) -> list[int]:
         numbers = np.zeros(count, np.int64)
