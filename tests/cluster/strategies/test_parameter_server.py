@@ -384,6 +384,7 @@ def test_other_groups_go_on_when_a_member_dies(client: shoal.Client) -> None:
             session.push({"w": np.float64(1)}, updates={"seen": np.float64(1)}, weight=len(seen))
             for numbers in batches:
                 seen += list(numbers)
+                session.pull()  # waits until the servers know that the other group has ended
                 session.push({"w": np.float64(1)}, updates={"seen": np.float64(1)}, weight=max(len(numbers), 1))
             return seen
 
