@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 
 from shoal import errors
 from shoal._training.overlap import Pipeline
+from shoal._transport import shared_memory
+from shoal._transport.shared_memory import SharedMemoryTransport
+from shoal._wire import Placement
 from shoal.partitioners import FixedShards
+from shoal.v1 import tensor_pb2
 from shoal.variables import Variable
 from support.clusters.fake_replicas import FakeReplicas, replicas
+from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
 
 VARIABLES = {"w": Variable(8, partitioner=FixedShards(4))}
@@ -288,3 +293,77 @@ def lose_and_promote(cluster: FakeReplicas, call: str, answered: bool) -> None:
         cluster.promote(address)
 
     threading.Thread(target=promote, daemon=True).start()
+
+
+LARGE = {"w": Variable(4096, partitioner=FixedShards(2))}
+
+
+@pytest.fixture
+def two_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ShardServers, ShardServers]]:
+    """Yields two servers with the same shards, of which the second stands for a promoted backup of the first."""
+    monkeypatch.setattr(shared_memory, "SHARED_FROM_BYTES", 0)
+    with ShardServers(LARGE) as first, ShardServers(LARGE) as second:
+        for servers in (first, second):
+            servers.admit("a")
+        yield first, second
+
+
+def moved_to(servers: ShardServers) -> Placement:
+    shards = tuple(replace(it, term=1) for it in servers.placement.shards)
+    return replace(servers.placement, shards=shards)
+
+
+@pytest.mark.parametrize("last", ["auto", "tcp", "grpc"])
+@pytest.mark.parametrize("filled", ["before", "between"])
+@pytest.mark.parametrize("given", ["buffers", "copies"])
+def test_a_payload_in_shared_memory_survives_the_move(
+    two_servers: tuple[ShardServers, ShardServers],
+    monkeypatch: pytest.MonkeyPatch,
+    last: str,
+    filled: str,
+    given: str,
+) -> None:
+    first, second = two_servers
+    with first.client("a", transport="auto") as client:
+        values = client.pull()
+        link = client.servers.connections[0]
+        gradients = client.buffers(lambda size: np.empty(size, np.uint8))
+        assert isinstance(link.push_transport, SharedMemoryTransport)
+        monkeypatch.setattr(link, "_setting", last)  # the transport at the second server
+        if filled == "between":
+            link.move(second.addresses[0])
+        if given == "buffers":
+            gradients["w"][:] = 1
+            push = client.prepare(gradients, None, 1.0)
+        else:
+            array = np.ones(4096, np.float32)
+            push = client.prepare({"w": array}, None, 1.0, memory=lambda size: np.empty(size, np.uint8))
+            array[:] = 100
+        if filled == "before":
+            link.move(second.addresses[0])
+        assert client.send(push).outcome == "accepted"
+        assert first.versions() == [0, 0]
+        np.testing.assert_array_equal(second.values()["w"], np.full(4096, -1))
+        np.testing.assert_array_equal(values["w"], np.zeros(4096))
+
+
+def test_a_server_that_has_lost_its_shards_is_left_without_new_plans(
+    two_servers: tuple[ShardServers, ShardServers],
+) -> None:
+    first, second = two_servers
+    with first.client("a", locate=lambda known: known.renewed(slim(moved_to(second))), replicated=True) as client:
+        client.pull()
+        [link], packer, before = client.servers.connections, client.servers.packer, client.servers.placement
+        first.stores[0].clear()  # as after a restart
+        client.push({"w": np.ones(4096, np.float32)})
+        np.testing.assert_array_equal(client.pull()["w"], np.full(4096, -1))
+        assert (link.address, link.moves) == (second.addresses[0], 1)
+        after = client.servers.placement
+        assert client.servers.packer is packer
+        assert after.variables is before.variables
+        assert [it.layout for it in after.shards] == [it.layout for it in before.shards]
+        assert after.shards[0].layout is before.shards[0].layout
+
+
+def slim(placement: Placement) -> tensor_pb2.Placement:
+    return tensor_pb2.Placement.FromString(placement.encoded_servers)

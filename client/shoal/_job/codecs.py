@@ -36,8 +36,8 @@ class Scalar:
 
     Attributes:
         zero_is_default: whether 0 in the message, which also stands for an unset field, means the default.
-        unset: the value that travels as 0, if `zero_is_default`; the default of a field that was added later. None means
-            that there is none.
+        unset: the value that travels as 0, if `zero_is_default`: the default of a field that was added later. None
+            means that there is none.
     """
 
     zero_is_default: bool = False

@@ -18,6 +18,7 @@ from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import Manifest
 from shoal._rpc.membership import MembershipClient
 from shoal._security import Authorizer, Credentials
+from shoal._wire import Placement
 from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.consistency import Synchronous
 from shoal.events import StateChanged, watch
@@ -115,6 +116,18 @@ def test_calls_to_servers_are_made_in_order(group: Rig) -> None:
         [request] = notes.of(pb.ReleaseWorkersRequest)
         [release] = request.workers
         assert (release.incarnation, release.committed_steps) == (group.lives["w0"], 5)
+
+
+def test_a_known_placement_is_answered_without_its_layouts(group: Rig) -> None:
+    group.run(job(workers=1, shards=3), "w0")
+    whole = group.job("GetPlacement", job="a")
+    slim = group.job("GetPlacement", job="a", known_generation=whole.generation)
+    assert [shard.HasField("group") for shard in slim.shards] == [True] * 3
+    known = Placement.from_proto(whole)
+    assert known.renewed(slim) is known
+    assert not slim.variables
+    assert not any(shard.layout.arenas for shard in slim.shards)
+    assert group.job("GetPlacement", job="a", known_generation=whole.generation + 1) == whole
 
 
 def test_only_its_own_shards_are_created_on_a_server(group: Rig) -> None:

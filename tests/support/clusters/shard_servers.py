@@ -251,6 +251,8 @@ class ShardServers:
         step: int = 0,
         refresh: Callable[[], Placement] | None = None,
         transport: str | None = None,
+        locate: Callable[[Placement], Placement] | None = None,
+        replicated: bool = False,
     ) -> ParameterClient:
         return ParameterClient(
             self.placement,
@@ -261,6 +263,8 @@ class ShardServers:
             retry_for_s=5,
             transport=transport or self._transport,
             credentials=self._credentials,
+            locate=locate,
+            replicated=replicated,
         )
 
     def worker(self, name: str) -> ParameterClient:
