@@ -231,6 +231,9 @@ class JobStatus:
         evaluation: the latest evaluation, or None.
         best: the best evaluation so far, or None.
         members: the workers by rank, with those that have left. Empty in the list of `Client.jobs`.
+        copies: number of complete copies that every shard has, up to `job.replicas`. 0 if the shards are not on
+            servers, or if `job.replicas` is 1.
+        failovers: how often the job continued with the backups of a server that was lost or drained.
     """
 
     job: Job
@@ -249,6 +252,8 @@ class JobStatus:
     members: tuple[JobMember, ...] = ()
     restart_point: RestartPoint | None = None
     restore_note: str = ""
+    copies: int = 0
+    failovers: int = 0
 
     @property
     def name(self) -> str:
@@ -298,6 +303,8 @@ class JobStatus:
                 RestartPoint.from_proto(message.restart_point) if message.HasField("restart_point") else None
             ),
             restore_note=message.restore_note,
+            copies=message.copies,
+            failovers=message.failovers,
         )
 
 

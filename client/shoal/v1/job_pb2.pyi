@@ -767,6 +767,8 @@ class JobStatus(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     RESTART_POINT_FIELD_NUMBER: _builtins.int
     RESTORE_NOTE_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
+    FAILOVERS_FIELD_NUMBER: _builtins.int
     state: Global___JobState.ValueType
     """The state of the job."""
     reason: _builtins.str
@@ -791,6 +793,12 @@ class JobStatus(_message.Message):
     """The checkpoint that the job started or continued from, and how the job differs from it: in variables, data or
     arguments of the optimizer. Empty if the job does not differ from it, or began with initial values.
     """
+    copies: _builtins.int
+    """The number of complete copies that every shard has, up to spec.replicas. 0 if the shards are not on servers, or if
+    spec.replicas is 1.
+    """
+    failovers: _builtins.int
+    """How often the job continued with the backups of a server that was lost or drained."""
     @_builtins.property
     def spec(self) -> Global___JobSpec: ...
     @_builtins.property
@@ -842,10 +850,12 @@ class JobStatus(_message.Message):
         members: _abc.Iterable[Global___JobMember] | None = ...,
         restart_point: Global___RestartPoint | None = ...,
         restore_note: _builtins.str = ...,
+        copies: _builtins.int = ...,
+        failovers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "evaluation", b"evaluation", "progress", b"progress", "restart_point", b"restart_point", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "checkpoint_failure", b"checkpoint_failure", "evaluation", b"evaluation", "finished_at", b"finished_at", "members", b"members", "progress", b"progress", "reason", b"reason", "restart_point", b"restart_point", "restarts", b"restarts", "restore_note", b"restore_note", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "checkpoint_failure", b"checkpoint_failure", "copies", b"copies", "evaluation", b"evaluation", "failovers", b"failovers", "finished_at", b"finished_at", "members", b"members", "progress", b"progress", "reason", b"reason", "restart_point", b"restart_point", "restarts", b"restarts", "restore_note", b"restore_note", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

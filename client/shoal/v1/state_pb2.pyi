@@ -279,6 +279,7 @@ class JobRecord(_message.Message):
     DEPARTED_FIELD_NUMBER: _builtins.int
     RESTART_POINT_FIELD_NUMBER: _builtins.int
     RESTORE_NOTE_FIELD_NUMBER: _builtins.int
+    FAILOVERS_FIELD_NUMBER: _builtins.int
     state: _job_pb2.JobState.ValueType
     """The state of the job."""
     reason: _builtins.str
@@ -328,6 +329,8 @@ class JobRecord(_message.Message):
     """Since when the job runs and has workers, in seconds of Unix time. 0 if it does not."""
     restore_note: _builtins.str
     """See JobStatus.restore_note."""
+    failovers: _builtins.int
+    """See JobStatus.failovers."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMemberRecord]:
         """Only in stores of schema 2 and earlier: the live members of the worker group. RankRecord has replaced this field."""
@@ -399,16 +402,99 @@ class JobRecord(_message.Message):
         departed: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
         restart_point: _job_pb2.RestartPoint | None = ...,
         restore_note: _builtins.str = ...,
+        failovers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "learning_rate", b"learning_rate", "restart_point", b"restart_point", "source", b"source", "trained_s", b"trained_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "all_workers_finished", b"all_workers_finished", "assigned", b"assigned", "created", b"created", "departed", b"departed", "failed_restarts", b"failed_restarts", "finished", b"finished", "finished_at", b"finished_at", "learning_rate", b"learning_rate", "members", b"members", "next_read_at", b"next_read_at", "quarantined", b"quarantined", "read_backoff_s", b"read_backoff_s", "read_failure", b"read_failure", "reason", b"reason", "reserved_sequence", b"reserved_sequence", "restart_point", b"restart_point", "restarts", b"restarts", "restore_note", b"restore_note", "restored", b"restored", "server_return_deadline", b"server_return_deadline", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "trained_s", b"trained_s", "training_since", b"training_since", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "all_workers_finished", b"all_workers_finished", "assigned", b"assigned", "created", b"created", "departed", b"departed", "failed_restarts", b"failed_restarts", "failovers", b"failovers", "finished", b"finished", "finished_at", b"finished_at", "learning_rate", b"learning_rate", "members", b"members", "next_read_at", b"next_read_at", "quarantined", b"quarantined", "read_backoff_s", b"read_backoff_s", "read_failure", b"read_failure", "reason", b"reason", "reserved_sequence", b"reserved_sequence", "restart_point", b"restart_point", "restarts", b"restarts", "restore_note", b"restore_note", "restored", b"restored", "server_return_deadline", b"server_return_deadline", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "trained_s", b"trained_s", "training_since", b"training_since", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trained_s: _TypeAlias = _typing.Literal["trained_s"]  # noqa: Y015
     _WhichOneofArgType__trained_s: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trained_s) -> _WhichOneofReturnType__trained_s | None: ...
 
 Global___JobRecord: _TypeAlias = JobRecord  # noqa: Y015
+
+@_typing.final
+class CopiesRecord(_message.Message):
+    """Key "job/NUMBER/copies". Only of jobs with several copies of each shard, while their shards are placed. A failover
+    changes this record instead of PlanRecord, which may have 100,000 variables.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """The generation of the placement."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupCopiesRecord]:
+        """The lock groups, in order."""
+
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]:
+        """The servers that may have remains of the shards, such as a copy that was given up. DropShards goes to all of them."""
+
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        groups: _abc.Iterable[Global___GroupCopiesRecord] | None = ...,
+        holders: _abc.Iterable[Global___ServerRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "groups", b"groups", "holders", b"holders"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopiesRecord: _TypeAlias = CopiesRecord  # noqa: Y015
+
+@_typing.final
+class GroupCopiesRecord(_message.Message):
+    """The copies of a lock group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    PRIMARY_FIELD_NUMBER: _builtins.int
+    BACKUP_FIELD_NUMBER: _builtins.int
+    GROWING_FIELD_NUMBER: _builtins.int
+    UNTOLD_FIELD_NUMBER: _builtins.int
+    group: _builtins.int
+    """The smallest index of its shards."""
+    term: _builtins.int
+    """The number of the latest decision about the copies; 0 before the first one."""
+    untold: _builtins.bool
+    """Whether the primary may not know yet that it is the primary, or that it has no backup any more."""
+    @_builtins.property
+    def primary(self) -> Global___ServerRecord: ...
+    @_builtins.property
+    def backup(self) -> Global___ServerRecord:
+        """The server with the complete backup. Not set if there is none."""
+
+    @_builtins.property
+    def growing(self) -> Global___ServerRecord:
+        """The server that gets a backup now. Not set if none does."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.int = ...,
+        term: _builtins.int = ...,
+        primary: Global___ServerRecord | None = ...,
+        backup: Global___ServerRecord | None = ...,
+        growing: Global___ServerRecord | None = ...,
+        untold: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "growing", b"growing", "primary", b"primary"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "group", b"group", "growing", b"growing", "primary", b"primary", "term", b"term", "untold", b"untold"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupCopiesRecord: _TypeAlias = GroupCopiesRecord  # noqa: Y015
 
 @_typing.final
 class QuarantineRecord(_message.Message):
@@ -1111,6 +1197,10 @@ class EffectRecord(_message.Message):
     COMMIT_CHECKPOINT_FIELD_NUMBER: _builtins.int
     SCAN_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     SET_LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    ADD_BACKUP_FIELD_NUMBER: _builtins.int
+    DROP_BACKUP_FIELD_NUMBER: _builtins.int
+    PROMOTE_FIELD_NUMBER: _builtins.int
+    PROBE_SERVER_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     submission: _builtins.int
     """The number of the job's submission."""
@@ -1130,6 +1220,14 @@ class EffectRecord(_message.Message):
     def scan_checkpoints(self) -> Global___ScanCheckpointsEffect: ...
     @_builtins.property
     def set_learning_rate(self) -> Global___SetLearningRateEffect: ...
+    @_builtins.property
+    def add_backup(self) -> Global___AddBackupEffect: ...
+    @_builtins.property
+    def drop_backup(self) -> Global___DropBackupEffect: ...
+    @_builtins.property
+    def promote(self) -> Global___PromoteEffect: ...
+    @_builtins.property
+    def probe_server(self) -> Global___ProbeServerEffect: ...
     def __init__(
         self,
         *,
@@ -1143,16 +1241,158 @@ class EffectRecord(_message.Message):
         commit_checkpoint: Global___CommitCheckpointEffect | None = ...,
         scan_checkpoints: Global___ScanCheckpointsEffect | None = ...,
         set_learning_rate: Global___SetLearningRateEffect | None = ...,
+        add_backup: Global___AddBackupEffect | None = ...,
+        drop_backup: Global___DropBackupEffect | None = ...,
+        promote: Global___PromoteEffect | None = ...,
+        probe_server: Global___ProbeServerEffect | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "kind", b"kind", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "set_learning_rate", b"set_learning_rate", "take_cut", b"take_cut"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_backup", b"add_backup", "admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_backup", b"drop_backup", "drop_shards", b"drop_shards", "kind", b"kind", "probe_server", b"probe_server", "promote", b"promote", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "set_learning_rate", b"set_learning_rate", "take_cut", b"take_cut"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "job", b"job", "kind", b"kind", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "set_learning_rate", b"set_learning_rate", "submission", b"submission", "take_cut", b"take_cut"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_backup", b"add_backup", "admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_backup", b"drop_backup", "drop_shards", b"drop_shards", "job", b"job", "kind", b"kind", "probe_server", b"probe_server", "promote", b"promote", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "set_learning_rate", b"set_learning_rate", "submission", b"submission", "take_cut", b"take_cut"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["create_shards", "admit_worker", "remove_worker", "drop_shards", "take_cut", "commit_checkpoint", "scan_checkpoints", "set_learning_rate"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["create_shards", "admit_worker", "remove_worker", "drop_shards", "take_cut", "commit_checkpoint", "scan_checkpoints", "set_learning_rate", "add_backup", "drop_backup", "promote", "probe_server"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___EffectRecord: _TypeAlias = EffectRecord  # noqa: Y015
+
+@_typing.final
+class AddBackupEffect(_message.Message):
+    """Copies a lock group to another server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
+    BACKUP_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """The generation of the placement."""
+    group: _builtins.int
+    """The lock group, by the smallest index of its shards."""
+    term: _builtins.int
+    """The number of the decision."""
+    @_builtins.property
+    def server(self) -> Global___ServerRecord:
+        """The server that the effect calls: the primary."""
+
+    @_builtins.property
+    def backup(self) -> Global___ServerRecord:
+        """The server that gets the copy."""
+
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        group: _builtins.int = ...,
+        term: _builtins.int = ...,
+        server: Global___ServerRecord | None = ...,
+        backup: Global___ServerRecord | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "server", b"server"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "generation", b"generation", "group", b"group", "server", b"server", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddBackupEffect: _TypeAlias = AddBackupEffect  # noqa: Y015
+
+@_typing.final
+class DropBackupEffect(_message.Message):
+    """Makes the primary of a lock group continue without a backup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """As in AddBackupEffect."""
+    group: _builtins.int
+    term: _builtins.int
+    @_builtins.property
+    def server(self) -> Global___ServerRecord: ...
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        group: _builtins.int = ...,
+        term: _builtins.int = ...,
+        server: Global___ServerRecord | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "server", b"server", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropBackupEffect: _TypeAlias = DropBackupEffect  # noqa: Y015
+
+@_typing.final
+class PromoteEffect(_message.Message):
+    """Makes the backup of a lock group its primary."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """As in AddBackupEffect."""
+    group: _builtins.int
+    term: _builtins.int
+    @_builtins.property
+    def server(self) -> Global___ServerRecord:
+        """The server that the effect calls: the backup."""
+
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        group: _builtins.int = ...,
+        term: _builtins.int = ...,
+        server: Global___ServerRecord | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "server", b"server", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromoteEffect: _TypeAlias = PromoteEffect  # noqa: Y015
+
+@_typing.final
+class ProbeServerEffect(_message.Message):
+    """Asks a server for a sign of life, because a backup does not reach it any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    ASKED_AT_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.int
+    """Its incarnation."""
+    asked_at: _builtins.float
+    """The time of the decision, in seconds of Unix time. A later heartbeat shows that the server is alive."""
+    @_builtins.property
+    def server(self) -> Global___ServerRecord: ...
+    def __init__(
+        self,
+        *,
+        server: Global___ServerRecord | None = ...,
+        incarnation: _builtins.int = ...,
+        asked_at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_at", b"asked_at", "incarnation", b"incarnation", "server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeServerEffect: _TypeAlias = ProbeServerEffect  # noqa: Y015
 
 @_typing.final
 class CreateShardsEffect(_message.Message):

@@ -87,6 +87,8 @@ def job_message(status: JobStatus) -> job_pb2.JobStatus:
         checkpoint=status.checkpoint.to_proto() if status.checkpoint else None,
         checkpoint_failure=status.checkpoint_failure,
         restarts=status.restarts,
+        copies=status.copies,
+        failovers=status.failovers,
         evaluation=status.evaluation.to_proto() if status.evaluation else None,
         best=status.best.to_proto() if status.best else None,
         members=[member.to_proto() for member in status.members],

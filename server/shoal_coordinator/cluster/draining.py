@@ -1,5 +1,7 @@
 """Draining of servers: each of their jobs takes a last checkpoint, and then restarts from it. Pure.
 
+A job that has complete backups of all its shards on a draining server continues with these instead.
+
 A job restarts on other servers, or on the same servers after they have returned. After the cut of the last checkpoint,
 the servers commit no more pushes. The job restarts when this checkpoint is complete. If an attempt fails, the job
 continues to train, and tries again while the server waits. The server leaves when no job depends on it, or when its
@@ -10,7 +12,8 @@ server has left, jobs may wait for its return; `membership` limits this time.
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from shoal.status import JobState, SavedCheckpoint
+from shoal.status import JobState, Role, SavedCheckpoint
+from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.job import JobMachine
@@ -36,6 +39,7 @@ class DrainCoordinator:
         pending_effects: pending effects of the cluster.
         emit: receives the effects that are decided.
         lose_shards: makes a job give up its shards.
+        fail_over: lets a job continue without a server, with the backups of the shards there; returns whether it does.
     """
 
     def __init__(
@@ -44,9 +48,10 @@ class DrainCoordinator:
         pending_effects: PendingEffects,
         emit: Callable[[Iterable[Effect]], None],
         lose_shards: LoseShards,
+        fail_over: Callable[[JobMachine, Member, float], bool],
     ) -> None:
         self._members, self._pending_effects = members, pending_effects
-        self._emit, self._lose_shards = emit, lose_shards
+        self._emit, self._lose_shards, self._fail_over = emit, lose_shards, fail_over
 
     def of(self, job: JobMachine) -> list[str]:
         """Returns the draining servers that hold shards of a job; none if the job cannot be saved."""
@@ -55,7 +60,11 @@ class DrainCoordinator:
         return [server.member for server in job.servers if self._members.is_draining(server.member)]
 
     def begin(self, job: JobMachine, now: float) -> None:
-        """Starts saving a job, after one more server began to drain."""
+        """Moves a job off draining servers, or starts saving it, after one more server began to drain."""
+        if job.copies.groups:
+            for server in self._members.alive(Role.SERVER):
+                if server.draining:
+                    self._fail_over(job, server, now)
         if not self.of(job):
             return
         if job.spec.is_session and not job.created:  # it has no values yet, so it can be placed again

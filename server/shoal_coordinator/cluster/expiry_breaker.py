@@ -50,6 +50,7 @@ class ExpiryBreaker:
         self._timeout_s = heartbeat_timeout_s
         self._unheard: tuple[float, str] | None = None  # when heartbeats were last not heard, and why
         self._holds: dict[str, ExpiryHold] = {}  # in progress, by group, oldest first
+        self._silent_at: list[float] = []  # when servers were lost that did not answer, in the last heartbeat timeout
 
     @property
     def hold(self) -> ExpiryHold | None:
@@ -69,6 +70,25 @@ class ExpiryBreaker:
             self._unheard = now, f"{refused} heartbeats or registrations were refused"
         elif wait_s > QUEUED_PART * self._timeout_s:
             self._unheard = now, f"a heartbeat waited {wait_s:.1f} s for a thread"
+
+    def may_lose_silent(self, servers: int, last_seen: Collection[float], now: float) -> bool:
+        """Returns whether a server may be declared lost that does not answer, before its heartbeat timeout expires.
+
+        A backup did not reach it, and the coordinator does not either, which are two witnesses. So heartbeats that were
+        not heard hold nothing back. But one failure of the network must not end many servers: within a heartbeat
+        timeout, one server may be lost in this way, or `SILENT_SHARE` of them, and none while many members are silent.
+        The others have to wait for their heartbeat timeouts.
+
+        Args:
+            servers: number of live servers.
+            last_seen: the time of the last heartbeat of each live server and worker.
+            now: seconds of Unix time.
+        """
+        self._silent_at = [at for at in self._silent_at if now - at <= self._timeout_s]
+        if len(self._silent_at) >= max(1, int(SILENT_SHARE * servers)) or self._are_many_late(last_seen, now):
+            return False
+        self._silent_at.append(now)
+        return True
 
     def end_holds(self) -> None:
         """Ends all holds, because no member is silent."""
@@ -100,11 +120,15 @@ class ExpiryBreaker:
         """Returns why silence may not mean death, or nothing."""
         if self._unheard and now - self._unheard[0] <= self._timeout_s:
             return self._unheard[1]
-        # Half a timeout, because members that fall silent at once do not reach the timeout at once.
-        late = _count(now - seen > self._timeout_s / 2 for seen in last_seen)
-        if len(last_seen) >= SHARE_OF_AT_LEAST and late > SILENT_SHARE * len(last_seen):
+        if late := self._are_many_late(last_seen, now):
             return f"{late} of {len(last_seen)} live {group} fell silent at once"
         return ""
+
+    def _are_many_late(self, last_seen: Collection[float], now: float) -> int:
+        """Returns the number of late members if it is a large share; otherwise 0."""
+        # Half a timeout, because members that fall silent at once do not reach the timeout at once.
+        late = _count(now - seen > self._timeout_s / 2 for seen in last_seen)
+        return late if len(last_seen) >= SHARE_OF_AT_LEAST and late > SILENT_SHARE * len(last_seen) else 0
 
 
 def _count(conditions: Iterable[bool]) -> int:

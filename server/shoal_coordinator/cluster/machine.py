@@ -6,7 +6,7 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from shoal import errors
 from shoal._wire import Cursor
 from shoal.status import ClusterStatus, JobStatus, Role
+from shoal_coordinator.cluster.copy_keeper import CopyKeeper
 from shoal_coordinator.cluster.dirty_records import DirtyRecords
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.listing import Listing
@@ -76,13 +77,37 @@ class Cluster:
         self._lost: dict[str, Role] = {}  # members declared lost since the last `TimePassed`
         self._pending_effects = PendingEffects(self._dirty.effect)
         self._effects: list[Effect] = []  # decided by the current event
-        self._scheduler = Scheduler(self._members, self._jobs, self._emit, self._dirty.counts, policy.placement)
+        self._copies = CopyKeeper(
+            self._jobs,
+            self._members,
+            self._pending_effects,
+            self._emit,
+            self._schedule,
+            self._declare_lost,
+            self._fail_checkpoint,
+        )
+        self._scheduler = Scheduler(
+            self._members, self._jobs, self._emit, self._dirty.counts, policy.placement, self._copies
+        )
         patience_s = 2 * max(policy.heartbeat_timeout_s, RETURN_S)
         self._outcomes = OutcomeHandler(
-            self._jobs, self._members, self._pending_effects, self._emit, self._schedule, patience_s
+            self._jobs,
+            self._members,
+            self._pending_effects,
+            self._emit,
+            self._schedule,
+            patience_s,
+            self._copies,
         )
         self._worker_requests = WorkerRequests(
-            self._jobs, self._members, self._scheduler, self._outcomes, self._emit, self._schedule, policy.jobs
+            self._jobs,
+            self._members,
+            self._scheduler,
+            self._outcomes,
+            self._emit,
+            self._schedule,
+            policy.jobs,
+            self._copies,
         )
         self._user_requests = UserRequests(
             self._jobs, self._dirty, self.counters, self._emit, self._schedule, self._forget, policy
@@ -270,6 +295,7 @@ class Cluster:
         assert max(submissions, default=0) <= self._user_requests.submissions
         self._pending_effects.validate()
         self._outcomes.draining.validate(self._jobs.live)
+        self._copies.validate()
         # Each attempt has exactly one effect, so the outcome of the effect is the outcome of the attempt.
         attempts = ScanCheckpoints | TakeCut | CommitCheckpoint
         begun = Counter(effect.job for effect in self._pending_effects if isinstance(effect, attempts))
@@ -283,6 +309,7 @@ class Cluster:
         self._expire(now)
         waiting = self._worker_requests.end_hung(now, self._members.heartbeat_interval_s)
         waiting |= self._outcomes.lose_unreachable(self._scheduler.norm_watch, now)
+        waiting |= self._copies.retries
         for job in self._jobs.live:
             self._emit(job.checkpoint_when_due(now))
             waiting |= job.end_quarantines(now) or job.unplaced is not None  # perhaps until some time
@@ -299,7 +326,9 @@ class Cluster:
         return RegisterResult(member.incarnation)
 
     def _heartbeat_received(self, event: events.HeartbeatReceived, now: float) -> Assignment | None:
-        self._members.heartbeat(event.member, event.incarnation, event.shards, event.bytes, now, event.load)
+        member = self._members.heartbeat(event.member, event.incarnation, event.shards, event.bytes, now, event.load)
+        if event.load and event.load.broken_replicas:
+            self._copies.reported(member, event.load.broken_replicas, now)
         job = self._jobs.find_of(event.member)
         return job.submission.assigned(job.assignment_of(event.member)) if job else None
 
@@ -324,11 +353,17 @@ class Cluster:
         if paused_s > self._policy.heartbeat_timeout_s / 2:
             # This process was stopped or starved, so the missing heartbeats do not mean that members died.
             self._members.extend_timeouts(paused_s)
-        for member in (lost := self._members.expire(now, claimed)):
+        self._declare_lost(self._members.expire(now, claimed), now)
+
+    def _declare_lost(self, lost: Sequence[Member], now: float) -> None:
+        for member in lost:
             self._lost[member.id] = member.role
             self._lose(member, now)
         if lost:
             self._schedule(now)
+
+    def _fail_checkpoint(self, event: events.CheckpointFailed, now: float) -> None:
+        self._outcomes.checkpoint_failed(event, now)
 
     def _lose(self, member: Member, now: float, cursor: Cursor | None = None) -> None:
         if job := self._jobs.take_of(member.id):
@@ -352,6 +387,7 @@ class Cluster:
 
     def _emit(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
+            self._pending_effects.end_earlier(effect)
             if isinstance(effect, RemoveWorker | DropShards):
                 # Dead servers have lost their state, and waiting for them would delay the effects that follow.
                 servers = tuple(server for server in effect.servers if self._members.incarnation_at(server))

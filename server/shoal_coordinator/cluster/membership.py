@@ -315,6 +315,27 @@ class Membership:
         self._heard_since = min((member.last_seen for member in alive if member.alive), default=now)
         return silent
 
+    def lose_silent(self, server: str, incarnation: int, asked_at: float, now: float) -> Member | None:
+        """Marks a server as lost that did not answer a call, unless `breaker` holds that back.
+
+        Args:
+            server: its member id.
+            incarnation: its incarnation when it was called.
+            asked_at: time of the call. A later heartbeat shows that it is alive.
+            now: seconds of Unix time.
+
+        Returns:
+            The server; None if it is not declared lost.
+        """
+        known = self._members.get(server)
+        if known is None or not known.alive or known.incarnation != incarnation or known.last_seen > asked_at:
+            return None
+        last_seen = [it.last_seen for live in self._live.values() for it in live if it.group == known.group]
+        if not self.breaker.may_lose_silent(len(self._live[Role.SERVER]), last_seen, now):
+            return None
+        self._mark_dead([known], now)
+        return known
+
     def extend_timeouts(self, seconds: float) -> None:
         """Extends all heartbeat timeouts by a time in which the coordinator itself was paused and received nothing."""
         for live in self._live.values():

@@ -6,6 +6,7 @@ from typing import Any
 from shoal import errors
 from shoal._wire import Placement
 from shoal.status import SavedCheckpoint
+from shoal_coordinator.cluster.copy_keeper import CopyKeeper
 from shoal_coordinator.cluster.draining import DrainCoordinator
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.member import Member
@@ -38,6 +39,7 @@ class OutcomeHandler:
         emit: receives the effects that are decided.
         schedule: runs the scheduler, given the time; called after a change that other jobs may wait for.
         patience_s: after a job lost its shards, seconds that it waits for as many servers as it had before.
+        copies: keeps the copies of jobs complete.
 
     Attributes:
         draining: decides what jobs do about draining servers.
@@ -52,11 +54,13 @@ class OutcomeHandler:
         emit: Callable[[Iterable[Effect]], None],
         schedule: Callable[[float], None],
         patience_s: float,
+        copies: CopyKeeper,
     ) -> None:
         self._jobs, self._pending_effects = jobs, pending_effects
         self._emit, self._schedule = emit, schedule
         self._patience_s = patience_s
-        self.draining = DrainCoordinator(members, pending_effects, emit, self.lose_shards)
+        self._copies = copies
+        self.draining = DrainCoordinator(members, pending_effects, emit, self.lose_shards, copies.fail_over)
         self.handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
             events.ShardsCreated: self._shards_created,
             events.RestoreDeferred: self._restore_deferred,
@@ -70,7 +74,8 @@ class OutcomeHandler:
             events.CutTaken: self._cut_taken,
             events.CheckpointPublished: self._checkpoint_published,
             events.CheckpointCommitted: self._checkpoint_committed,
-            events.CheckpointFailed: self._checkpoint_failed,
+            events.CheckpointFailed: self.checkpoint_failed,
+            **copies.handlers,
         }
 
     def sets_learning_rate(self, job: JobRef) -> bool:
@@ -78,8 +83,13 @@ class OutcomeHandler:
         return any(isinstance(it, SetLearningRate) and it.job == job for it in self._pending_effects)
 
     def lose_server(self, member: Member, now: float) -> None:
-        """Handles the loss of a server for each job with shards on it. The values of ended jobs are lost."""
+        """Handles the loss of a server for each job with shards on it.
+
+        A job with other copies of these shards continues with them. The values of an ended job are lost otherwise.
+        """
         for job in list(self._jobs.values()):
+            if job.copies.groups and self._copies.fail_over(job, member, now):
+                continue
             if not job.placement or all(server.member != member.id for server in job.servers):
                 continue
             if job.ended:
@@ -156,7 +166,9 @@ class OutcomeHandler:
                 self.handlers[type(outcome)](outcome, now)
 
     def _worker_fenced(self, event: events.WorkerFenced, _: float) -> None:
-        self._pending_effects.fenced(event.effect, event.committed_steps)
+        if not self._pending_effects.fenced(event.effect, event.committed_steps):
+            # Another effect fences the worker on other servers, too, and may find a larger number of steps there.
+            raise errors.Cancelled(f"effect {event.effect}, which removes a worker, was dropped")
 
     def _effect_done(self, event: events.EffectDone, _: float) -> None:
         self._pending_effects.end(event.effect)
@@ -201,7 +213,8 @@ class OutcomeHandler:
             self.draining.checkpoint_ended(job, now, last=event.last)
             self._schedule(now)
 
-    def _checkpoint_failed(self, event: events.CheckpointFailed, now: float) -> None:
+    def checkpoint_failed(self, event: events.CheckpointFailed, now: float) -> None:
+        """Ends a checkpoint attempt that has failed, or that cannot go on."""
         if job := self._job_of_outcome(event):
             if event.shards_lost and job.can_restart:
                 self.lose_shards(job, event.reason, now)

@@ -3,7 +3,16 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from shoal_coordinator.messages import DropShards, Effect, JobRef, RemoveWorker
+from shoal_coordinator.messages import (
+    AdmitWorker,
+    DropShards,
+    Effect,
+    GroupEffect,
+    JobRef,
+    RemoveWorker,
+    ServerRef,
+    SetLearningRate,
+)
 
 
 class PendingEffects:
@@ -41,12 +50,13 @@ class PendingEffects:
         self._changed(self.last)
         return numbered
 
-    def fenced(self, number: int, committed_steps: int) -> None:
-        """Records that the first half of a removal is done."""
+    def fenced(self, number: int, committed_steps: int) -> bool:
+        """Records that the first half of a removal is done; returns False if the removal was not pending."""
         effect = self._effects.get(number)
         if isinstance(effect, RemoveWorker):
             self._effects[number] = replace(effect, committed_steps=committed_steps)
             self._changed(number)
+        return effect is not None
 
     def end(self, number: int) -> bool:
         """Removes an effect that has ended; returns False if it was not pending."""
@@ -60,6 +70,38 @@ class PendingEffects:
         for effect in self:
             if effect.job == job and not isinstance(effect, DropShards):
                 self.end(effect.number)
+
+    def take_for(self, job: JobRef, server: str, servers: tuple[ServerRef, ...]) -> list[Effect]:
+        """Removes the effects of a job about workers and its learning rate that name a server that is lost to it.
+
+        Args:
+            job: the job.
+            server: member id of the lost server.
+            servers: the servers that have the shards now.
+
+        Returns:
+            The same effects for those servers, without numbers. They may have been carried out in part.
+        """
+        found = [it for it in self if isinstance(it, AdmitWorker | RemoveWorker | SetLearningRate) and it.job == job]
+        taken = [it for it in found if any(ref.member == server for ref in it.servers)]
+        for effect in taken:
+            self.end(effect.number)
+        return [replace(effect, servers=servers, number=0) for effect in taken]
+
+    def end_earlier(self, decided: Effect) -> None:
+        """Removes the effects about copies that a new effect replaces.
+
+        A decision about a lock group replaces the earlier ones. If the shards of a job are dropped, so are all copies.
+        """
+        if isinstance(decided, GroupEffect | DropShards):
+            group = None if isinstance(decided, DropShards) else decided.group
+            for effect in self:
+                if isinstance(effect, GroupEffect) and effect.job == decided.job and group in (None, effect.group):
+                    self.end(effect.number)
+
+    def group_terms(self, job: JobRef) -> set[tuple[int, int]]:
+        """Returns the lock groups of a job, with their terms, about which an effect is pending."""
+        return {(it.group, it.term) for it in self if isinstance(it, GroupEffect) and it.job == job}
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""

@@ -6,7 +6,6 @@ as extra workers. No worker is taken away from a job.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from typing import NamedTuple
 from shoal import errors
 from shoal._wire import Placement, with_groups
 from shoal.status import JobState, Role
+from shoal_coordinator.cluster.copy_keeper import CopyKeeper, held_bytes
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import Membership
@@ -24,7 +24,7 @@ from shoal_coordinator.cluster.placement import (
     ShardPlan,
     candidates_for_one_server,
 )
-from shoal_coordinator.job import JobMachine
+from shoal_coordinator.job import JobMachine, grouped
 from shoal_coordinator.messages import Effect
 
 # Maximum number of jobs that a waiting job names as those that have the workers.
@@ -54,6 +54,7 @@ class Scheduler:
         emit: receives the effects that are decided.
         counted: called when the generation or the number of assignments has changed.
         placement: the policy that assigns shards to servers.
+        copies: makes the copies that jobs lack.
 
     Attributes:
         generation: last number of a placement. It never decreases.
@@ -68,10 +69,11 @@ class Scheduler:
         emit: Callable[[Iterable[Effect]], None],
         counted: Callable[[], None],
         placement: PlacementPolicy,
+        copies: CopyKeeper,
     ) -> None:
         self._members, self._jobs, self.norm_watch = members, jobs, NormWatch(members, jobs)
         self._emit, self._counted = emit, counted
-        self._placement = placement
+        self._placement, self._copies = placement, copies
 
         self.generation = self.assignments = 0
 
@@ -81,6 +83,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> None:
         """Assigns idle workers and places variables, where jobs need them. Repeating it changes nothing."""
+        self._copies.grow(now)
         live = self._jobs.live
         idle = _IdleWorkers(self._members, self._jobs)
         if not self._reserve_or_fill(live, idle, now):
@@ -92,6 +95,8 @@ class Scheduler:
             waits = [_missing_workers(job, len(idle), busy)]
             own = (job.storage_waited_for, job.quarantine_note(now), self.norm_watch.waiting_for(job))
             waits += [WaitReason(text, text) for text in own]
+            if text := self._copies.waiting_for(job):
+                waits.append(WaitReason("continues with fewer copies than wanted", text))
             if job.unplaced is not None:
                 waits.append(self._place(job, now))
             if not job.ended:
@@ -152,19 +157,25 @@ class Scheduler:
             return _restarting(expected) or WaitReason("waiting for servers", "waiting for servers")
         if not servers:
             return _restarting(expected) or WaitReason("waiting for a server", "waiting for a server")
+        if len(servers) < (needed := job.spec.fewest_replicas):
+            words = f"waiting for servers: {len(servers)} of {needed}, for {needed} copies of its shards"
+            return WaitReason("waiting for servers, for copies of its shards", words)
         if job.waits_for_storage(now):
             return WaitReason()  # `storage_waited_for` says so
         program = job.unplaced
         assert program is not None
         variables = dict(program.variables)
-        held = self._placed_bytes()
+        held = held_bytes(self._jobs.values())
         candidates = [Candidate(server.id, server.registration.address, held[server.id]) for server in servers]
         try:
             layouts = ShardPlan.of(job.spec, len(servers)).layouts(program)
-            if job.spec.optimizer.clip_norm and not job.spec.consistency.servers_agree:
-                # The norm is that of one mean, but each server would have the mean of other gradients.
+            replicated = job.spec.replicas > 1
+            if job.spec.optimizer.clip_norm and (replicated or not job.spec.consistency.servers_agree):
+                # The norm is that of one mean, but each server would have the mean of other gradients. And squares of
+                # norms name servers, but a failover changes the servers of a job.
                 candidates = candidates_for_one_server(candidates, job.previous_servers)
             shards = self._placement.assign(layouts, self.norm_watch.usable(job, candidates), job.previous_servers)
+            shards = grouped(shards) if replicated else shards
         except errors.ShoalError as error:
             self._emit(job.fail(f"its variables cannot be placed: {error.message}", now))
             return WaitReason()
@@ -173,14 +184,6 @@ class Scheduler:
         placement = Placement(job.spec.name, self.generation, variables, with_groups(shards), program.encoded)
         self._emit(job.place(placement, now))
         return WaitReason()
-
-    def _placed_bytes(self) -> Counter[str]:
-        """Returns the bytes of values placed on each server; heartbeats would report them later."""
-        held: Counter[str] = Counter()
-        for job in self._jobs.values():
-            for shard in job.placement.shards if job.placement else ():
-                held[shard.server] += shard.layout.nbytes
-        return held
 
 
 class _IdleWorkers:

@@ -13,6 +13,7 @@ from shoal._wire import EvaluationAck, EvaluationClaim, Lease, NoRange, ReportAc
 from shoal._wire.limits import MAX_LEAD
 from shoal.evaluation_policy import reduces_on_plateau
 from shoal.status import JobState, JobStatus, Role
+from shoal_coordinator.cluster.copy_keeper import CopyKeeper
 from shoal_coordinator.cluster.job_limits import JobLimits
 from shoal_coordinator.cluster.job_table import LAST_CHECKPOINT, JobTable
 from shoal_coordinator.cluster.member import Member
@@ -35,6 +36,7 @@ class WorkerRequests:
         emit: receives the effects that are decided.
         schedule: runs the scheduler, given the time; called after a change that other jobs may wait for.
         limits: the limits of jobs.
+        copies: keeps the copies of jobs complete.
 
     Attributes:
         handlers: the handler of each type of event.
@@ -49,9 +51,10 @@ class WorkerRequests:
         emit: Callable[[Iterable[Effect]], None],
         schedule: Callable[[float], None],
         limits: JobLimits,
+        copies: CopyKeeper,
     ) -> None:
         self._jobs, self._members, self._limits = jobs, members, limits
-        self._scheduler, self._outcomes = scheduler, outcomes
+        self._scheduler, self._outcomes, self._copies = scheduler, outcomes, copies
         self._emit, self._schedule = emit, schedule
         self.handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
             events.JobAbandoned: self._job_abandoned,
@@ -150,6 +153,9 @@ class WorkerRequests:
             )
         elif not (event.shards_lost and job.can_restart):
             self._emit(job.finish(event.worker, event.error, now, event.cursor, others_go_on=event.others_go_on))
+        elif job.copies.complete > 1:  # its server is lost or restarted, but the backups have everything
+            self._copies.probe_all(job, now)
+            self._emit(job.lose(event.worker, now))
         elif job.placement:
             reason = f"worker {event.worker} found its shards gone: {_last_line(event.error)}"
             self._outcomes.lose_shards(job, reason, now)

@@ -4,7 +4,7 @@
 the outcome of an effect as an event, and the effect ends when the machine has handled this event. If the coordinator
 dies before that, the next one repeats the effect.
 
-Each job has a queue of effects, and another one for its slow effects. The effects of a queue run one after the other.
+Each job has a queue of effects, and others for its slow effects. The effects of a queue run one after the other.
 There is one exception: consecutive admissions in a queue share their calls to servers, and so do consecutive removals
 of workers. So when a coordinator dies, most pending effects have not begun. Only the first effect of each queue, or
 the first such group, can have been carried out in whole or in part.
@@ -16,6 +16,7 @@ not answer blocks only the threads of the effects that call it.
 
 import enum
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,22 +26,27 @@ import structlog
 
 from shoal import _tracing, errors
 from shoal._checkpoint import Catalogue, CheckpointStorage, no_storage_message
-from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, shard_effects, worker_effects
+from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, copy_effects, shard_effects, worker_effects
+from shoal_coordinator.effects.effect_queues import queue_of, take_batch
 from shoal_coordinator.effects.failures import AWAY, failure_of
 from shoal_coordinator.effects.parallel_calls import ServerSilent
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.effects.server_channels import CredentialsFor, ServerChannels, no_credentials
 from shoal_coordinator.effects.storage_reads import StorageReads, TimedCatalogue
 from shoal_coordinator.messages import (
+    AddBackup,
     AdmitWorker,
     CheckpointPublished,
     CommitCheckpoint,
     CreateShards,
     CutHeld,
+    DropBackup,
     DropShards,
     Effect,
     HoldResult,
     JobRef,
+    ProbeServer,
+    Promote,
     RemoveWorker,
     ScanCheckpoints,
     ServerRef,
@@ -62,6 +68,8 @@ class _Pool(enum.Enum):
     RESTORE = "restore"  # servers that read checkpoints
     CUT = "cut"  # servers that wait for commits to end
     STORAGE = "storage"  # checkpoint storage
+    COPIES = "copies"  # servers that copy shards to others
+    PROBES = "probes"  # servers that may be dead
 
 
 # Threads of each pool; they only wait, so there may be many. The storage of one job may hang, and so may a server.
@@ -72,11 +80,12 @@ _THREADS = {
     _Pool.RESTORE: 32,
     _Pool.CUT: 16,
     _Pool.STORAGE: 8,
+    _Pool.COPIES: 32,
+    _Pool.PROBES: 16,
 }
 # Seconds after which an effect of the pool WORKERS that waits for a server runs again, from its beginning, in the pool
 # SILENT. The effects of that pool are safe to repeat at any point.
 PATIENCE_S = 2.0
-_SLOW = (ScanCheckpoints, CommitCheckpoint)
 # The number of effects that may wait for one job name.
 _MAX_QUEUED = 100_000
 # The number of checkpoints that are traced at the same time.
@@ -147,9 +156,9 @@ class EffectRunner:
         self._catalogue = Catalogue(storage) if storage else None
         self._channels = ServerChannels(host.incarnation, credentials_for=credentials_for)
         self._lock = threading.Lock()  # guards _queues and _patient; no other lock is taken under it
-        # The keys are the job's name and whether the effects are slow. A new job of the same name waits for the effects
-        # of the earlier one. A queue exists exactly as long as a thread works on it.
-        self._queues: dict[tuple[str, bool], deque[Effect]] = {}
+        # The keys are those of `queue_of`. A new job of the same name waits for the effects of the earlier one. A queue
+        # exists exactly as long as a thread works on it.
+        self._queues: dict[tuple[str, str], deque[Effect]] = {}
         self._patient: set[int] = set()  # effects that have moved to the pool SILENT
         self._checkpoint_traces = _tracing.Traces("checkpoint", _OPEN_CHECKPOINTS)
         self._stopped = threading.Event()
@@ -164,7 +173,7 @@ class EffectRunner:
             for effect in effects:
                 if self._stopped.is_set():
                     return
-                key = effect.job.name, isinstance(effect, _SLOW)
+                key = queue_of(effect)
                 if key not in self._queues:
                     self._queues[key] = deque()
                     pool = self._pool_for(effect)
@@ -200,12 +209,16 @@ class EffectRunner:
                 return _Pool.CUT
             case CreateShards() if effect.sources:
                 return _Pool.RESTORE
+            case AddBackup():
+                return _Pool.COPIES
+            case ProbeServer():
+                return _Pool.PROBES
         servers = servers_of(effect.placement) if isinstance(effect, CreateShards) else effect.servers
         if effect.number in self._patient or self._channels.any_silent(servers):
             return _Pool.SILENT
         return _Pool.CREATION if isinstance(effect, CreateShards) else _Pool.WORKERS
 
-    def _drain(self, key: tuple[str, bool], pool: _Pool) -> None:
+    def _drain(self, key: tuple[str, str], pool: _Pool) -> None:
         while True:
             with self._lock:
                 queue = self._queues[key]
@@ -216,7 +229,7 @@ class EffectRunner:
                 if needed is not pool:
                     self._pools[needed].submit(self._drain, key, needed)
                     return
-                batch = _take_batch(queue)
+                batch = take_batch(queue)
             try:
                 self._perform(batch, pool)
             except ServerSilent as silent:
@@ -315,6 +328,12 @@ class EffectRunner:
             case TakeCut():
                 held = CutHeld(effect.job)
                 return checkpoint_cut.take_cut(effect, calls, lambda: self._host.held(held))
+            case AddBackup():
+                return copy_effects.add_backup(effect, calls, self._stopped.wait, time.monotonic)
+            case DropBackup() | Promote():
+                return copy_effects.tell(effect, calls)
+            case ProbeServer():
+                return copy_effects.probe(effect, calls)
             case CommitCheckpoint():
                 return checkpoint_commit.commit(effect, calls, self._saving_catalogue(effect), self._host.published)
         return events.EffectDone(effect=effect.number)
@@ -352,19 +371,6 @@ class EffectRunner:
             return not self._stopped.is_set() and self._host.wanted(effect.number, server)
 
         return ServerCalls(self._channels, wanted, self._on_retry, patience_s)
-
-
-def _take_batch(queue: deque[Effect]) -> list[Effect]:
-    """Takes the first effect of a queue, with the next ones that can share its calls to servers."""
-    batch = [first := queue.popleft()]
-    if isinstance(first, AdmitWorker | RemoveWorker):
-        while queue and len(batch) < worker_effects.MAX_WORKERS and _share_calls(first, queue[0]):
-            batch.append(queue.popleft())
-    return batch
-
-
-def _share_calls(first: AdmitWorker | RemoveWorker, effect: Effect) -> bool:
-    return type(effect) is type(first) and effect.job == first.job and effect.servers == first.servers
 
 
 def _checkpoint_of(effect: Effect) -> str:

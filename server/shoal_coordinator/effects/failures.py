@@ -4,11 +4,15 @@ from dataclasses import dataclass
 
 from shoal import errors
 from shoal_coordinator.messages import (
+    AddBackup,
     AdmitWorker,
     CommitCheckpoint,
     CreateShards,
+    DropBackup,
     DropShards,
     Effect,
+    ProbeServer,
+    Promote,
     RemoveWorker,
     ScanCheckpoints,
     SetLearningRate,
@@ -17,10 +21,11 @@ from shoal_coordinator.messages import (
 )
 
 # The errors of an effect after which its job restarts. A server that returns one of `SHARDS_LOST` is alive but lacks
-# the job's shards; the job restarts after any effect. The other two errors mean that the server cannot be reached, or
+# the job's shards; the job restarts after any effect. `Moved` means that it does not have the copy that it should
+# have. The other two errors mean that the server cannot be reached, or
 # that its heartbeat timeout has expired (`Cancelled`). The job then restarts only if it cannot continue without the
 # effect. It can continue without a checkpoint.
-AWAY = (*errors.SHARDS_LOST, errors.Unreachable, errors.Cancelled)
+AWAY = (*errors.SHARDS_LOST, errors.Moved, errors.Unreachable, errors.Cancelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,14 @@ def _what(effect: Effect) -> str:
             return "its learning rate could not be set"
         case DropShards():
             return "its shards could not be dropped"
+        case AddBackup():
+            return f"a copy of its shards could not be made on server {effect.backup.member}"
+        case DropBackup():
+            return f"server {effect.server.member} could not be told to continue without a backup"
+        case Promote():
+            return f"the backup on server {effect.server.member} could not become the primary"
+        case ProbeServer():
+            return f"server {effect.server.member} could not be asked for a sign of life"
         case ScanCheckpoints():
             return "its checkpoints could not be listed"
         case TakeCut():

@@ -7,6 +7,7 @@ the coordinator: `messages`.
 """
 
 from shoal_coordinator.job.checkpoints import NO_STORAGE
+from shoal_coordinator.job.copies import CopyMachine, GroupCopies, grouped
 from shoal_coordinator.job.counters import JobCounters, QuarantineReason, RestartReason
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.ledger import Ledger, default_range_size
@@ -17,7 +18,9 @@ from shoal_coordinator.job.view import JobView
 
 __all__ = [
     "NO_STORAGE",
+    "CopyMachine",
     "EventLog",
+    "GroupCopies",
     "JobCounters",
     "JobMachine",
     "JobView",
@@ -27,4 +30,5 @@ __all__ = [
     "RestartReason",
     "Submission",
     "default_range_size",
+    "grouped",
 ]

@@ -28,12 +28,13 @@ class JobCounters:
         ended: ended jobs, by final state.
         quarantined: quarantines of workers, by reason.
         hung: trainers that were restarted because others waited for them.
+        failovers: losses of servers after which a job continued with its backups.
     """
 
     def __init__(self) -> None:
         self.restarts = Counter(dict.fromkeys(RestartReason, 0))
         self.quarantined = Counter(dict.fromkeys(QuarantineReason, 0))
-        self.hung = 0
+        self.hung = self.failovers = 0
         self.ended = Counter({state: 0 for state in JobState if state.finished})
 
     def count_restart(self, reason: RestartReason) -> None:

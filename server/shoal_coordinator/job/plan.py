@@ -6,6 +6,7 @@ from functools import partial
 from shoal._wire import Placement
 from shoal.optim import Schedule
 from shoal.v1 import state_pb2, tensor_pb2
+from shoal_coordinator.job.copies import CopyTable
 from shoal_coordinator.messages import JobRecordKind, ProgramDescription, ServerRef, digest_of, servers_of
 
 
@@ -14,10 +15,11 @@ class Plan:
 
     Args:
         changed: called with the name of a record that has changed.
+        replicated: whether the job has several copies of each shard.
 
     Attributes:
         description: what the program trains; None until a worker has described it.
-        placement: where the shards are, or will be; None if they are not placed, or were dropped.
+        copies: where the shards are, or will be, with their copies.
         previous_servers: by shard, the server of its last placement; kept when the shards are dropped.
         created: whether the shards are on the servers.
         assigned: whether the given values are in place.
@@ -25,10 +27,10 @@ class Plan:
         learning_rate: set while the job ran; None means that of the specification.
     """
 
-    def __init__(self, changed: Callable[[str], None]) -> None:
-        self._changed = changed
+    def __init__(self, changed: Callable[[str], None], *, replicated: bool = False) -> None:
+        self._changed, self._replicated = changed, replicated
         self.description: ProgramDescription | None = None
-        self.placement: Placement | None = None
+        self.copies = CopyTable(changed)
         self.previous_servers: tuple[str, ...] = ()
         self._servers: tuple[Placement | None, tuple[ServerRef, ...]] = None, ()  # of a placement
         self.created = self.assigned = False
@@ -36,8 +38,13 @@ class Plan:
         self.learning_rate: Schedule | None = None
 
     @property
+    def placement(self) -> Placement | None:
+        """Where the shards are, or will be; None if they are not placed, or were dropped."""
+        return self.copies.placement
+
+    @property
     def servers(self) -> tuple[ServerRef, ...]:
-        """The servers that hold the shards, or will."""
+        """The servers that serve the shards, or will: the primaries."""
         if self.placement is not self._servers[0]:  # found once: each of a thousand workers needs them
             self._servers = self.placement, servers_of(self.placement) if self.placement else ()
         return self._servers[1]
@@ -46,6 +53,11 @@ class Plan:
     def created_placement(self) -> Placement | None:
         """The placement, if the shards are on the servers; otherwise None."""
         return self.placement if self.created else None
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the shards are on the servers, with all their values."""
+        return self.created and not self.lacks_values
 
     @property
     def lacks_values(self) -> bool:
@@ -59,7 +71,7 @@ class Plan:
 
     def place(self, placement: Placement) -> None:
         """Records where the shards will be."""
-        self.placement = placement
+        self.copies.begin(placement, replicated=self._replicated)
         self.previous_servers = tuple(shard.server for shard in placement.shards)
         self._changed(JobRecordKind.PLAN)
 
@@ -89,8 +101,9 @@ class Plan:
         self._changed(JobRecordKind.STATE)
 
     def drop(self) -> tuple[ServerRef, ...]:
-        """Records that the shards are dropped or lost; returns the servers that had them."""
-        servers, self.placement, self.created = self.servers, None, False
+        """Records that the shards are dropped or lost; returns the servers that had anything of them."""
+        servers, self.created = self.copies.holders, False
+        self.copies.begin(None, replicated=self._replicated)
         self._changed(JobRecordKind.PLAN)
         self._changed(JobRecordKind.STATE)
         return servers
@@ -111,7 +124,7 @@ class Plan:
 
     def record_later(self) -> Callable[[], state_pb2.PlanRecord | None]:
         """Returns a function that makes the record of this plan as it is now, at any time and on any thread."""
-        return partial(_record, self.description, self.placement, self.previous_servers)
+        return partial(_record, self.description, self.copies.planned, self.previous_servers)
 
     def write_to(self, record: state_pb2.JobRecord) -> None:
         """Writes the state of the shards into the job's record."""
@@ -120,8 +133,13 @@ class Plan:
         if self.learning_rate:
             record.learning_rate.CopyFrom(self.learning_rate.to_proto())
 
-    def restore_from(self, record: state_pb2.JobRecord, plan: state_pb2.PlanRecord | None) -> None:
-        """Restores the plan from the job's record, and from the plan's record if there is one."""
+    def restore_from(
+        self,
+        record: state_pb2.JobRecord,
+        plan: state_pb2.PlanRecord | None,
+        copies: state_pb2.CopiesRecord | None = None,
+    ) -> None:
+        """Restores the plan from the job's record, and from those of the plan and of its copies if there are any."""
         self.assigned, self.created = record.assigned, record.created
         self.restored = frozenset(record.restored)
         self.learning_rate = Schedule.from_proto(record.learning_rate) if record.HasField("learning_rate") else None
@@ -133,7 +151,8 @@ class Plan:
             placement = tensor_pb2.Placement()
             placement.CopyFrom(plan.placement)
             placement.variables.extend(plan.variables)
-            self.placement = Placement.from_proto(placement)
+            self.copies.begin(Placement.from_proto(placement), replicated=self._replicated)
+        self.copies.restore_from(copies)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""

@@ -7,6 +7,7 @@ from google.protobuf.message import Message
 from shoal.events import from_proto as event_from_proto
 from shoal.v1 import state_pb2
 from shoal_coordinator.job.checkpoints import CheckpointCoordinator
+from shoal_coordinator.job.copies import CopyMachine
 from shoal_coordinator.job.event_log import Kept
 from shoal_coordinator.job.owners import Owners
 from shoal_coordinator.job.progress import report_from_proto, reports_later
@@ -26,15 +27,21 @@ class JobRecords:
         owners: owners of the job's state.
         checkpoint_coordinator: checkpoint coordinator of the job.
         recovery: recovery of the job.
+        copies: decides about the copies of its shards.
     """
 
     def __init__(
-        self, submission: Submission, owners: Owners, checkpoint_coordinator: CheckpointCoordinator, recovery: Recovery
+        self,
+        submission: Submission,
+        owners: Owners,
+        checkpoint_coordinator: CheckpointCoordinator,
+        recovery: Recovery,
+        copies: CopyMachine,
     ) -> None:
         self._submission, self._log = submission, owners.log
         self._lifecycle, self._plan = owners.lifecycle, owners.plan
         self._worker_group, self._accounting = owners.worker_group, owners.accounting
-        self._checkpoint_coordinator, self._recovery = checkpoint_coordinator, recovery
+        self._checkpoint_coordinator, self._recovery, self._copies = checkpoint_coordinator, recovery, copies
 
     @property
     def record_names(self) -> Iterator[str]:
@@ -53,6 +60,8 @@ class JobRecords:
                 return self._submission.to_proto()
             case JobRecordKind.PLAN:
                 return self._plan.to_proto()
+            case JobRecordKind.COPIES:
+                return self._plan.copies.to_proto()
             case JobRecordKind.STATE:
                 return self._state_record()
             case JobRecordKind.LEDGER:
@@ -98,7 +107,8 @@ class JobRecords:
         """
         state, evaluation_schedule = saved.state, self._checkpoint_coordinator.evaluation_schedule
         self._lifecycle.restore_from(state, now)
-        self._plan.restore_from(state, saved.plan)
+        self._plan.restore_from(state, saved.plan, saved.copies)
+        self._copies.restore_from(state)
         self._worker_group.restore_from(state, saved.ranks, now)
         self._recovery.restore_from(state, now)
         if saved.checkpoints:
@@ -135,4 +145,5 @@ class JobRecords:
         self._plan.write_to(record)
         self._worker_group.write_to(record)
         self._recovery.write_to(record)
+        self._copies.write_to(record)
         return record

@@ -16,6 +16,7 @@ from shoal._wire import Placement
 from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint, Timings
 from shoal_coordinator.job.accounting import Accounting
 from shoal_coordinator.job.checkpoints import CheckpointCoordinator
+from shoal_coordinator.job.copies import CopyMachine
 from shoal_coordinator.job.counters import JobCounters
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.lifecycle import Lifecycle
@@ -45,6 +46,7 @@ class JobView:
         spec: the job specification.
         token: identifies repeats of the same submission.
         log: events for watchers.
+        copies: decides about the copies of its shards.
     """
 
     def __init__(
@@ -61,14 +63,17 @@ class JobView:
         state_changed = partial(changed, JobRecordKind.STATE)
         self.log = EventLog(lambda number: changed(f"{JobRecordKind.EVENT}/{number}"), state_changed)
         self._lifecycle = Lifecycle(now, self.log, state_changed, self._counters)
-        self._plan = Plan(changed)
+        self._plan = Plan(changed, replicated=self.spec.replicas > 1)
+        self.copies = CopyMachine(
+            submission, self._plan.copies, self._lifecycle, lambda: self._plan.has_values, self._counters
+        )
         self._worker_group = WorkerGroup(self.spec, changed)
         self._accounting = Accounting(self.spec, changed)
         self._owners = owners = Owners(self.log, self._lifecycle, self._plan, self._worker_group, self._accounting)
         self._checkpoint_coordinator = CheckpointCoordinator(submission, owners, now, changed, possible=checkpoints)
         self._recovery = Recovery(self.spec, self._checkpoint_coordinator.checkpoints)
         self._startup = JobStartup(submission, owners, self._checkpoint_coordinator, self._recovery, changed)
-        self._records = JobRecords(submission, owners, self._checkpoint_coordinator, self._recovery)
+        self._records = JobRecords(submission, owners, self._checkpoint_coordinator, self._recovery, self.copies)
 
     # State.
 
@@ -122,6 +127,8 @@ class JobView:
             members=group.members,
             restart_point=self._recovery.restart_point,
             restore_note=self._recovery.restore_note,
+            copies=self.copies.complete,
+            failovers=self.copies.failovers,
         )
 
     def data(self) -> DataAccount:
@@ -166,7 +173,7 @@ class JobView:
 
     @property
     def servers(self) -> tuple[ServerRef, ...]:
-        """The servers that hold the shards, or will."""
+        """The servers that serve the shards, or will: the primaries."""
         return self._plan.servers
 
     @property
@@ -383,6 +390,7 @@ class JobView:
         self._accounting.validate()
         self._checkpoint_coordinator.validate()
         self._recovery.validate()
+        self.copies.validate()
         waits = self.spec.is_session or self.all_workers_finished or worker_group.active or self.free_ranks
         assert waits or not self._lifecycle.running, "a running job has no worker, and none will come"
         assert not (self.all_workers_finished and worker_group.active), "all workers have finished, yet some train"

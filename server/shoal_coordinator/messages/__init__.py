@@ -7,6 +7,17 @@ converts a job's events to protobuf messages. This package makes no decisions an
 coordinator may import it; it imports none.
 """
 
+from shoal_coordinator.messages.copies import (
+    AddBackup,
+    BackupFailed,
+    BackupMade,
+    DropBackup,
+    GroupEffect,
+    GroupTold,
+    ProbeServer,
+    Promote,
+    ServerProbed,
+)
 from shoal_coordinator.messages.description import ProgramDescription, digest_of
 from shoal_coordinator.messages.effects import (
     AdmitWorker,
@@ -44,8 +55,11 @@ from shoal_coordinator.messages.replies import (
 )
 
 __all__ = [
+    "AddBackup",
     "AdmitWorker",
     "Assignment",
+    "BackupFailed",
+    "BackupMade",
     "CheckpointCommitted",
     "CheckpointPublished",
     "CheckpointsScanned",
@@ -54,20 +68,26 @@ __all__ = [
     "CutHeld",
     "CutTaken",
     "DescribeResult",
+    "DropBackup",
     "DropShards",
     "Effect",
+    "GroupEffect",
+    "GroupTold",
     "HoldResult",
     "JobDescribed",
     "JobRecordKind",
     "JobRef",
     "JobSnapshot",
     "JoinResult",
+    "ProbeServer",
     "ProgramDescription",
+    "Promote",
     "RegisterResult",
     "Registration",
     "RemoveWorker",
     "RestoredCheckpoint",
     "ScanCheckpoints",
+    "ServerProbed",
     "ServerRef",
     "SetLearningRate",
     "TakeCheckpointResult",

@@ -1,6 +1,6 @@
 """Effects: what the cluster machine has decided and the effect runner carries out.
 
-The effect runner has two queues for each job name, one of them for slow effects. All submissions of a name share them.
+The effect runner has several queues for each job name (`effects.effect_queues`). All submissions of a name share them.
 The effects of a queue are carried out one after the other, in the order of the decisions. A restarted coordinator may
 repeat an effect, so each one is idempotent. `number` is unique in the cluster and is set when the effect is decided.
 """
@@ -12,6 +12,7 @@ from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
 from shoal.optim import PlateauState, Schedule
 from shoal.status import Evaluation
+from shoal_coordinator.messages.copies import AddBackup, DropBackup, ProbeServer, Promote
 from shoal_coordinator.messages.events import CutTaken
 from shoal_coordinator.messages.refs import JobRef, ServerRef
 
@@ -134,4 +135,8 @@ Effect = (
     | ScanCheckpoints
     | TakeCut
     | CommitCheckpoint
+    | AddBackup
+    | DropBackup
+    | Promote
+    | ProbeServer
 )

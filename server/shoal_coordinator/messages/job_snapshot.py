@@ -13,6 +13,7 @@ class JobSnapshot:
     Attributes:
         spec: the submission.
         plan: what the job trains and where; None until a worker has described the program.
+        copies: the copies of its shards; None if it has one of each, or if they are not placed.
         state: state of the job.
         ledger: state of the data; None until a worker has described the program. Stores of schema 3 and earlier have
             the leased and the requeued ranges in it.
@@ -29,6 +30,7 @@ class JobSnapshot:
 
     spec: state_pb2.SubmissionRecord = field(default_factory=state_pb2.SubmissionRecord)
     plan: state_pb2.PlanRecord | None = None
+    copies: state_pb2.CopiesRecord | None = None
     state: state_pb2.JobRecord = field(default_factory=state_pb2.JobRecord)
     ledger: state_pb2.LedgerRecord | None = None
     leases: Mapping[str, state_pb2.LeaseRecord] = field(default_factory=dict)

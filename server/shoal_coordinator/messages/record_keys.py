@@ -25,6 +25,7 @@ class JobRecordKind(StrEnum):
 
     SPEC = "spec"
     PLAN = "plan"
+    COPIES = "copies"
     STATE = "state"
     LEDGER = "ledger"
     LEASE = "lease"  # followed by the member id of a worker

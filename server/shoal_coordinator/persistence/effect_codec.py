@@ -14,13 +14,17 @@ from shoal.optim import PlateauState, Schedule
 from shoal.status import Evaluation
 from shoal.v1 import state_pb2
 from shoal_coordinator.messages import (
+    AddBackup,
     AdmitWorker,
     CommitCheckpoint,
     CreateShards,
     CutTaken,
+    DropBackup,
     DropShards,
     Effect,
     JobRef,
+    ProbeServer,
+    Promote,
     RemoveWorker,
     ScanCheckpoints,
     ServerRef,
@@ -206,6 +210,42 @@ def _commit_checkpoint(job: JobRef, number: int, record: state_pb2.CommitCheckpo
     )
 
 
+def _group_record(kind: Any, effect: AddBackup | DropBackup | Promote) -> Any:
+    [server] = _server_records(effect.servers)
+    return kind(generation=effect.generation, group=effect.group, term=effect.term, server=server)
+
+
+def _add_backup_record(effect: AddBackup) -> state_pb2.AddBackupEffect:
+    record: state_pb2.AddBackupEffect = _group_record(state_pb2.AddBackupEffect, effect)
+    record.backup.member, record.backup.address = effect.backup
+    return record
+
+
+def _add_backup(job: JobRef, number: int, record: state_pb2.AddBackupEffect) -> AddBackup:
+    server, backup = _servers([record.server, record.backup])
+    return AddBackup(job, record.generation, record.group, record.term, server, backup, number=number)
+
+
+def _drop_backup(job: JobRef, number: int, record: state_pb2.DropBackupEffect) -> DropBackup:
+    [server] = _servers([record.server])
+    return DropBackup(job, record.generation, record.group, record.term, server, number=number)
+
+
+def _promote(job: JobRef, number: int, record: state_pb2.PromoteEffect) -> Promote:
+    [server] = _servers([record.server])
+    return Promote(job, record.generation, record.group, record.term, server, number=number)
+
+
+def _probe_server_record(effect: ProbeServer) -> state_pb2.ProbeServerEffect:
+    [server] = _server_records(effect.servers)
+    return state_pb2.ProbeServerEffect(server=server, incarnation=effect.incarnation, asked_at=effect.asked_at)
+
+
+def _probe_server(job: JobRef, number: int, record: state_pb2.ProbeServerEffect) -> ProbeServer:
+    [server] = _servers([record.server])
+    return ProbeServer(job, server, record.incarnation, record.asked_at, number=number)
+
+
 @functools.lru_cache(maxsize=64)  # the effects of a thousand workers name the same servers
 def _server_records(servers: tuple[ServerRef, ...]) -> list[state_pb2.ServerRecord]:
     return [state_pb2.ServerRecord(member=server.member, address=server.address) for server in servers]
@@ -224,6 +264,10 @@ _CODECS: dict[type[Effect], _Codec[Any, Any]] = {
     ScanCheckpoints: _Codec("scan_checkpoints", _scan_checkpoints_record, _scan_checkpoints),
     TakeCut: _Codec("take_cut", _take_cut_record, _take_cut),
     CommitCheckpoint: _Codec("commit_checkpoint", _commit_checkpoint_record, _commit_checkpoint),
+    AddBackup: _Codec("add_backup", _add_backup_record, _add_backup),
+    DropBackup: _Codec("drop_backup", functools.partial(_group_record, state_pb2.DropBackupEffect), _drop_backup),
+    Promote: _Codec("promote", functools.partial(_group_record, state_pb2.PromoteEffect), _promote),
+    ProbeServer: _Codec("probe_server", _probe_server_record, _probe_server),
 }
 _BY_FIELD = {codec.field: codec for codec in _CODECS.values()}
 

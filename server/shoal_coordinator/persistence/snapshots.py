@@ -19,6 +19,7 @@ _PARTS: Mapping[str, type[Message]] = {
     JobRecordKind.SPEC: state_pb2.SubmissionRecord,
     JobRecordKind.PLAN: state_pb2.PlanRecord,
     JobRecordKind.STATE: state_pb2.JobRecord,
+    JobRecordKind.COPIES: state_pb2.CopiesRecord,
     JobRecordKind.LEDGER: state_pb2.LedgerRecord,
     JobRecordKind.PROGRESS: state_pb2.ProgressRecord,
     JobRecordKind.REPORTS: state_pb2.ReportsRecord,

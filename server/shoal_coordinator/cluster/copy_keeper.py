@@ -1,0 +1,284 @@
+"""Copies of all jobs: where backups are made, and what follows from lost servers and broken connections (no I/O).
+
+`CopyMachine` decides about the copies of one job. This module knows the servers. A job that loses a server goes on with
+the backups there; `OutcomeHandler` restarts it if there are none.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from shoal.status import BrokenReplica, Role
+from shoal_coordinator.cluster.job_table import JobTable
+from shoal_coordinator.cluster.member import Member
+from shoal_coordinator.cluster.membership import Membership
+from shoal_coordinator.cluster.pending_effects import PendingEffects
+from shoal_coordinator.job import GroupCopies, JobMachine
+from shoal_coordinator.messages import (
+    BackupFailed,
+    BackupMade,
+    CommitCheckpoint,
+    Effect,
+    GroupTold,
+    JobRef,
+    ProbeServer,
+    ServerProbed,
+    ServerRef,
+    TakeCut,
+    events,
+    servers_of,
+)
+
+# Backups that are made at the same time from a server, and on a server. More would delay the pushes there.
+COPIES_AT_A_TIME = 2
+
+
+class CopyKeeper:
+    """Keeps the copies of jobs complete.
+
+    Args:
+        jobs: jobs of the cluster.
+        members: members of the cluster.
+        pending_effects: pending effects of the cluster.
+        emit: receives the effects that are decided.
+        schedule: runs the scheduler, given the time; it calls `grow`.
+        declare_lost: handles servers that give no sign of life, as those whose heartbeat timeout has expired.
+        fail_checkpoint: handles a checkpoint attempt that cannot go on.
+
+    Attributes:
+        handlers: the handler of each type of event.
+    """
+
+    def __init__(
+        self,
+        jobs: JobTable,
+        members: Membership,
+        pending_effects: PendingEffects,
+        emit: Callable[[Iterable[Effect]], None],
+        schedule: Callable[[float], None],
+        declare_lost: Callable[[Sequence[Member], float], None],
+        fail_checkpoint: Callable[[events.CheckpointFailed, float], None],
+    ) -> None:
+        self._jobs, self._members, self._pending_effects = jobs, members, pending_effects
+        self._emit, self._schedule = emit, schedule
+        self._declare_lost, self._fail_checkpoint = declare_lost, fail_checkpoint
+        self.handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
+            BackupMade: self._backup_made,
+            BackupFailed: self._backup_failed,
+            GroupTold: self._group_told,
+            ServerProbed: self._server_probed,
+        }
+
+    # Copies that are missing.
+
+    def grow(self, now: float) -> None:
+        """Begins to make the backups that jobs lack, on the servers with the fewest bytes."""
+        growable = [(job, group) for job in self._jobs.live for group in job.copies.growable(now)]
+        if not growable:
+            return
+        held, busy = held_bytes(self._jobs.values()), self._busy()
+        for job, group in growable:
+            size = job.copies.sizes_of_groups[group.group]
+            server = self._server_for(job, group, held, busy)
+            if server and busy[group.primary.member] < COPIES_AT_A_TIME:
+                held[server.member] += size
+                busy.update((server.member, group.primary.member))
+                self._emit(job.copies.grow(group.group, server))
+
+    @property
+    def retries(self) -> bool:
+        """Whether a job lacks a backup that may be begun later."""
+        return any(job.copies.retries for job in self._jobs.live)
+
+    def waiting_for(self, job: JobMachine) -> str:
+        """Returns what a job needs to have all its copies; empty if it has them, or if they are being made."""
+        missing = job.copies.growable(math.inf)
+        if not missing:
+            return ""
+        has = f"continues with {job.copies.complete} of {job.spec.replicas} copies"
+        if not any(self._candidates(it) for it in missing):
+            return f"{has}; takes another server when there is one"
+        return f"{has}: {job.copies.failure}" if job.copies.failure else ""
+
+    def _server_for(
+        self, job: JobMachine, group: GroupCopies, held: Counter[str], busy: Counter[str]
+    ) -> ServerRef | None:
+        failed, host = job.copies.failed_on(group.group), _host(group.primary.address)
+        free = [it for it in self._candidates(group) if busy[it.id] < COPIES_AT_A_TIME]
+        best = min(
+            free,
+            key=lambda it: (it.id in failed, _host(it.registration.address) == host, held[it.id], it.id),
+            default=None,
+        )
+        return _ref(best) if best else None
+
+    def _candidates(self, group: GroupCopies) -> list[Member]:
+        return [server for server in self._members.not_draining if server.id != group.primary.member]
+
+    def _busy(self) -> Counter[str]:
+        """Returns on how many copies each server works that are made now."""
+        growing = [it for job in self._jobs.values() for it in job.copies.groups if it.growing]
+        return Counter(it.primary.member for it in growing) + Counter(it.growing.member for it in growing if it.growing)
+
+    # Servers that are lost, or about to leave.
+
+    def fail_over(self, job: JobMachine, server: Member, now: float) -> bool:
+        """Lets a job continue without a server that has copies of it, if every shard there has another copy.
+
+        Args:
+            job: the job.
+            server: the server, which is lost, or about to leave.
+            now: seconds of Unix time.
+
+        Returns:
+            Whether the job continues. If not, its shards are lost, and nothing has changed.
+        """
+        how = "is lost" if not server.draining else "is about to leave" if server.alive else "has left"
+        before = job.servers
+        effects = job.copies.lose(server.id, self._is_usable, how, now)
+        if effects is None:
+            return False
+        self._emit(effects)
+        if job.servers != before:
+            self._redirect(job, server, now)
+        return True
+
+    def _redirect(self, job: JobMachine, lost: Member, now: float) -> None:
+        """Sends the effects to the new primaries that were meant for a lost server, after these know that they are."""
+        self._emit(self._pending_effects.take_for(job.ref, lost.id, job.servers))
+        saving = [it for it in self._pending_effects if it.job == job.ref and _saves_on(it, lost.id)]
+        for effect in saving:
+            if isinstance(effect, TakeCut):  # the new primaries cannot continue a cut of the old ones
+                reason = f"server {lost.id} was lost during the checkpoint"
+                self._fail_checkpoint(events.CheckpointFailed(job.ref, reason, effect=effect.number), now)
+        if saving and not job.ended:
+            self._emit(job.request_checkpoint_from(now, now))
+
+    def _is_usable(self, server: ServerRef) -> bool:
+        return bool(self._members.incarnation_at(server)) and not self._members.is_draining(server.member)
+
+    # Reports of broken connections.
+
+    def reported(self, member: Member, broken: Iterable[BrokenReplica], now: float) -> None:
+        """Handles what a server reports about connections to other copies.
+
+        Args:
+            member: the server.
+            broken: the lock groups whose other copy it does not reach.
+            now: seconds of Unix time.
+        """
+        for job, group, report in self._concerned(member, broken):
+            if report.primary:
+                self._emit(job.copies.give_up(group.group, report.term, _lost_backup(group, report), now))
+            elif group.second and group.second.member == member.id:
+                self.probe(job.ref, group.primary, now)
+        if broken:
+            self._schedule(now)
+
+    def probe(self, job: JobRef, server: ServerRef, now: float) -> None:
+        """Asks a server for a sign of life, unless it is being asked already."""
+        incarnation = self._members.incarnation_at(server)
+        asked = any(isinstance(it, ProbeServer) and it.server == server for it in self._pending_effects)
+        if incarnation and not asked:
+            self._emit([ProbeServer(job, server, incarnation, now)])
+
+    def probe_all(self, job: JobMachine, now: float) -> None:
+        """Asks the primaries of a job for a sign of life, because a worker found its shards gone."""
+        for server in job.servers:
+            self.probe(job.ref, server, now)
+
+    def _concerned(
+        self, member: Member, broken: Iterable[BrokenReplica]
+    ) -> Iterator[tuple[JobMachine, GroupCopies, BrokenReplica]]:
+        """Yields the reports that are about a group's present copies, the reporter being one of them."""
+        for report in broken:
+            job = self._jobs.get(report.job)
+            if job is None or job.placement is None or job.placement.generation != report.generation:
+                continue
+            group = next((it for it in job.copies.groups if it.group == report.group), None)
+            if group is None or group.term != report.term or group.second is None:
+                continue
+            if (group.primary if report.primary else group.second).member == member.id:
+                yield job, group, report
+
+    # Outcomes of effects.
+
+    def _backup_made(self, event: BackupMade, now: float) -> None:
+        if job := self._job_of_outcome(event.effect, event.job):
+            job.copies.made(event.group, event.term)
+            self._schedule(now)
+
+    def _backup_failed(self, event: BackupFailed, now: float) -> None:
+        if job := self._job_of_outcome(event.effect, event.job):
+            self._emit(job.copies.give_up(event.group, event.term, event.reason, now))
+
+    def _group_told(self, event: GroupTold, now: float) -> None:
+        if job := self._job_of_outcome(event.effect, event.job):
+            job.copies.told(event.group, event.term)
+            self._schedule(now)
+
+    def _server_probed(self, event: ServerProbed, now: float) -> None:
+        if not self._pending_effects.end(event.effect):
+            return
+        if event.silence:
+            lost = self._members.lose_silent(event.server.member, event.incarnation, event.asked_at, now)
+            if lost:
+                self._declare_lost([lost], now)
+            return
+        # The server lives, so its backups have lost their connections only.
+        for member in self._members.alive(Role.SERVER):
+            for job, group, report in self._concerned(member, member.load.broken_replicas):
+                if group.primary == event.server and not report.primary:
+                    self._emit(job.copies.give_up(group.group, report.term, _lost_backup(group, report), now))
+        self._schedule(now)
+
+    def _job_of_outcome(self, effect: int, ref: JobRef) -> JobMachine | None:
+        """Ends an effect, and returns its job, which may have ended; None if the effect was replaced."""
+        job = self._jobs.get(ref.name)
+        return job if self._pending_effects.end(effect) and job and job.ref == ref else None
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        for job in self._jobs.values():
+            groups = job.copies.groups
+            for it in groups:
+                assert it.second is None or self._members.incarnation_at(it.second), "a copy on a server that is lost"
+            due = {(it.group, it.term) for it in groups if it.growing or not it.told}
+            assert self._pending_effects.group_terms(job.ref) == due, "a decision that no server is told"
+
+
+def held_bytes(jobs: Iterable[JobMachine]) -> Counter[str]:
+    """Returns the bytes of values placed on each server, with backups; heartbeats would report them later."""
+    held: Counter[str] = Counter()
+    for job in jobs:
+        for shard in job.placement.shards if job.placement else ():
+            held[shard.server] += shard.layout.nbytes
+        held.update(job.copies.sizes())
+    return held
+
+
+def _saves_on(effect: Effect, server: str) -> bool:
+    """Returns whether an effect is a part of a checkpoint that needs a server."""
+    match effect:
+        case TakeCut():
+            return any(it.member == server for it in effect.servers)
+        case CommitCheckpoint():
+            return any(it.member == server for it in servers_of(effect.placement))
+    return False
+
+
+def _lost_backup(group: GroupCopies, report: BrokenReplica) -> str:
+    other = group.second.member if group.second else ""
+    return f"servers {group.primary.member} and {other} do not reach each other ({report.reason or 'no reason given'})"
+
+
+def _ref(member: Member) -> ServerRef:
+    return ServerRef(member.id, member.registration.address)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
+
+
+__all__ = ["COPIES_AT_A_TIME", "CopyKeeper", "held_bytes"]

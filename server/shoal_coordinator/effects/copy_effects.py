@@ -1,0 +1,107 @@
+"""Calls to servers about the copies of lock groups, and the call that asks a server for a sign of life."""
+
+from collections.abc import Callable
+
+from shoal import errors
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal_coordinator.effects.server_calls import ServerCalls
+from shoal_coordinator.messages import (
+    AddBackup,
+    BackupFailed,
+    BackupMade,
+    DropBackup,
+    GroupTold,
+    ProbeServer,
+    Promote,
+    ServerProbed,
+)
+
+# Seconds between two questions whether a copy is complete: first, doubled each time, up to the maximum.
+FIRST_POLL_S, MAX_POLL_S = 0.02, 0.5
+# Seconds in which a copy must get further. The network or the backup's server hangs otherwise.
+STALLED_S = 30.0
+# Seconds in which a server must answer a probe. A server answers at once, whatever else it does.
+PROBE_S = 1.0
+
+
+def add_backup(
+    effect: AddBackup, calls: ServerCalls, wait: Callable[[float], bool], clock: Callable[[], float]
+) -> BackupMade | BackupFailed:
+    """Makes the primary of a group copy it to another server, and waits until the copy is complete.
+
+    Args:
+        effect: the copy to make.
+        calls: the calls to servers.
+        wait: waits for some seconds; returns True at once if the coordinator stops.
+        clock: returns seconds that never go back.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        Cancelled: the coordinator stops.
+    """
+    request = pb.AddBackupRequest(
+        job=effect.job.name,
+        generation=effect.generation,
+        group=effect.group,
+        term=effect.term,
+        backup=pb.Peer(server=effect.backup.member, address=effect.backup.address),
+    )
+    poll_s, copied, moved_at, failure = FIRST_POLL_S, -1, clock(), ""
+    while not failure:
+        calls.check_wanted(effect.server)
+        try:
+            reply = calls.call(effect.server, "AddBackup", request)
+        except errors.Cancelled:
+            raise
+        except errors.ShoalError as error:
+            failure = error.message
+            break
+        if reply.complete:
+            return BackupMade(effect.job, effect.group, effect.term, effect=effect.number)
+        if reply.copied_bytes != copied:
+            copied, moved_at = reply.copied_bytes, clock()
+        elif clock() - moved_at > STALLED_S:
+            failure = (
+                f"no byte arrived in {STALLED_S:g} s, after {copied} of {reply.bytes} bytes; check the network between "
+                "the two servers"
+            )
+        if wait(poll_s):
+            raise errors.Cancelled("the coordinator stops")
+        poll_s = min(2 * poll_s, MAX_POLL_S)
+    reason = f"a copy of its shards from server {effect.server.member} to {effect.backup.member} failed: {failure}"
+    return BackupFailed(effect.job, effect.group, effect.term, reason, effect=effect.number)
+
+
+def tell(effect: DropBackup | Promote, calls: ServerCalls) -> GroupTold:
+    """Tells a server that it is the primary of a group, without a backup.
+
+    Raises:
+        Moved: the server does not have the group any more.
+        ShoalError: the server does not answer, or has lost the shards.
+    """
+    kind = pb.PromoteRequest if isinstance(effect, Promote) else pb.DropBackupRequest
+    request = kind(job=effect.job.name, generation=effect.generation, group=effect.group, term=effect.term)
+    calls.call(effect.server, type(effect).__name__, request)
+    return GroupTold(effect.job, effect.group, effect.term, effect=effect.number)
+
+
+def probe(effect: ProbeServer, calls: ServerCalls) -> ServerProbed:
+    """Asks a server for a sign of life.
+
+    The question names a job of the server. So a new process at the same address, which has registered later or not yet,
+    does not count as this server. The server answers without a lock that a training step holds.
+    """
+    silence = ""
+    try:
+        request = pb.FenceWorkersRequest(job=effect.job.name)
+        calls.call_all([effect.server], "FenceWorkers", lambda _: request, timeout_s=PROBE_S, retry_for_s=0)
+    except (errors.Unreachable, errors.DeadlineExceeded, *errors.SHARDS_LOST) as error:
+        silence = error.message
+    except errors.ShoalError:
+        pass  # it answered
+    return ServerProbed(effect.server, effect.incarnation, effect.asked_at, silence, effect=effect.number)
+
+
+__all__ = ["FIRST_POLL_S", "MAX_POLL_S", "PROBE_S", "STALLED_S", "add_backup", "probe", "tell"]

@@ -1,0 +1,235 @@
+"""Decisions about the copies of one job (no I/O).
+
+Each decision about a lock group has a larger term than the one before, and at most one effect that is not done. So a
+server that has carried out a decision can refuse all earlier ones. A backup is begun only when the primary knows the
+decision before.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from shoal.v1 import state_pb2
+from shoal_coordinator.job.copies.copy_table import CopyTable
+from shoal_coordinator.job.copies.group_copies import GroupCopies
+from shoal_coordinator.job.counters import JobCounters
+from shoal_coordinator.job.lifecycle import Lifecycle
+from shoal_coordinator.job.submission import Submission
+from shoal_coordinator.messages import AddBackup, DropBackup, Effect, Promote, ServerRef
+
+# Seconds from a failed copy of a group to the next: first, doubled each time, up to the maximum. A failure after a
+# longer pause counts as the first one.
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """The failed copies of one group. They are not stored: the next coordinator begins anew.
+
+    Attributes:
+        pause_s: seconds from the latest failure to the next attempt.
+        next_at: when a copy may begin again.
+        failed_on: the servers of the latest copies, which failed. Others are preferred.
+        reason: the latest failure.
+    """
+
+    pause_s: float = 0.0
+    next_at: float = 0.0
+    failed_on: set[str] = field(default_factory=set)
+    reason: str = ""
+
+    def fail(self, server: str, reason: str, now: float) -> None:
+        repeated = now < self.next_at + MAX_PAUSE_S
+        self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S) if repeated and self.pause_s else FIRST_PAUSE_S
+        self.next_at, self.reason = now + self.pause_s, reason
+        self.failed_on.add(server)
+
+
+class CopyMachine:
+    """Decides about the copies of one job's lock groups.
+
+    Args:
+        submission: the job.
+        table: its lock groups; only this class changes them.
+        lifecycle: receives notes about failovers.
+        has_values: returns whether the shards are on their servers, with their values.
+        counters: the cluster's counters, to add to.
+
+    Attributes:
+        failovers: how often the job continued with the backups of a server.
+    """
+
+    def __init__(
+        self,
+        submission: Submission,
+        table: CopyTable,
+        lifecycle: Lifecycle,
+        has_values: Callable[[], bool],
+        counters: JobCounters,
+    ) -> None:
+        self._ref, self._wanted = submission.ref, submission.spec.replicas
+        self._table, self._lifecycle, self._has_values = table, lifecycle, has_values
+        self._counters = counters
+        self._attempts: dict[int, _Attempts] = {}
+        self.failovers = 0
+
+    # Current state.
+
+    @property
+    def groups(self) -> list[GroupCopies]:
+        """The lock groups in order; none if the job has one copy of each shard, or if it is not placed."""
+        return list(self._table.groups.values())
+
+    @property
+    def complete(self) -> int:
+        """The number of complete copies that every shard has; 0 if it has no values on servers, or no replicas."""
+        return 1 + self._table.complete if self._table.groups and self._has_values() else 0
+
+    @property
+    def without_backup(self) -> int:
+        """The number of groups that have no complete backup although the job wants one."""
+        return sum(it.backup is None for it in self._table.groups.values()) if self._has_values() else 0
+
+    def growable(self, now: float) -> list[GroupCopies]:
+        """Returns the groups that lack a backup, and for which one may be begun now."""
+        if not self._table.groups or self._lifecycle.ended or not self._has_values():
+            return []
+        return [it for it in self.groups if it.may_grow and now >= self._attempts_of(it.group).next_at]
+
+    @property
+    def retries(self) -> bool:
+        """Whether a group lacks a backup, which may be begun later."""
+        return any(it.may_grow for it in self._table.groups.values()) and not self._lifecycle.ended
+
+    def failed_on(self, group: int) -> set[str]:
+        """Returns the servers on which the latest copies of a group failed."""
+        return self._attempts_of(group).failed_on
+
+    @property
+    def failure(self) -> str:
+        """Why the latest copy of a group failed that has none now; empty if none did."""
+        missing = (it.group for it in self.groups if it.second is None)
+        return next(filter(None, (self._attempts_of(group).reason for group in missing)), "")
+
+    @property
+    def sizes_of_groups(self) -> Mapping[int, int]:
+        """The wire bytes of each group."""
+        return self._table.sizes()
+
+    def sizes(self) -> dict[str, int]:
+        """Returns the wire bytes of the backups on each server, with those that are made now."""
+        held: dict[str, int] = {}
+        sizes = self._table.sizes()
+        for it in self.groups:
+            if it.second:
+                held[it.second.member] = held.get(it.second.member, 0) + sizes[it.group]
+        return held
+
+    # Decisions.
+
+    def grow(self, group: int, server: ServerRef) -> list[Effect]:
+        """Begins to make a backup of a group on a server."""
+        grown = self._table.groups[group].grow_on(server)
+        self._table.put(grown)
+        generation = self._generation
+        return [AddBackup(self._ref, generation, group, grown.term, grown.primary, server)]
+
+    def made(self, group: int, term: int) -> None:
+        """Records that a backup is complete."""
+        found = self._at(group, term)
+        if found and found.growing:
+            self._table.put(found.grown())
+            self._attempts_of(group).failed_on.clear()
+
+    def give_up(self, group: int, term: int, reason: str, now: float) -> list[Effect]:
+        """Makes the primary continue alone, because it does not reach its backup, or because the copy failed.
+
+        Args:
+            group: number of the group.
+            term: the term in which that happened. If a later decision was made, nothing changes.
+            reason: why.
+            now: seconds of Unix time.
+
+        Returns:
+            The effects.
+        """
+        found = self._at(group, term)
+        if found is None or found.second is None:
+            return []
+        self._attempts_of(group).fail(found.second.member, reason, now)
+        return [self._leave_alone(found)]
+
+    def told(self, group: int, term: int) -> None:
+        """Records that the primary knows the decision of a term."""
+        found = self._at(group, term)
+        if found and not found.told:
+            self._table.put(_told(found))
+
+    def lose(self, server: str, is_usable: Callable[[ServerRef], bool], how: str, now: float) -> list[Effect] | None:
+        """Continues without a server, if that is possible.
+
+        Args:
+            server: member id of the server.
+            is_usable: returns whether a server can have a copy.
+            how: what happened to it, for users: "is lost".
+            now: seconds of Unix time.
+
+        Returns:
+            The effects; None if a group has no complete backup, so that its shards are lost. Nothing is changed then.
+        """
+        served = [it for it in self.groups if it.primary.member == server]
+        backed_up = [it for it in self.groups if it.second and it.second.member == server]
+        if not all(it.backup and is_usable(it.backup) for it in served):
+            return None
+        effects: list[Effect] = []
+        for it in served:
+            next_one = it.promoted()
+            self._table.put(next_one)
+            effects.append(Promote(self._ref, self._generation, it.group, next_one.term, next_one.primary))
+        effects += [self._leave_alone(it) for it in backed_up]
+        if served:
+            self.failovers += 1
+            self._counters.failovers += 1
+            heirs = sorted({it.backup.member for it in served if it.backup})
+            verb = "continues" if len(heirs) == 1 else "continue"
+            self._lifecycle.note(f"server {server} {how}; {', '.join(heirs)} {verb} with its shards", now)
+        return effects
+
+    # Stored state. The groups have a record of their own.
+
+    def write_to(self, record: state_pb2.JobRecord) -> None:
+        """Writes the number of failovers into the job's record."""
+        record.failovers = self.failovers
+
+    def restore_from(self, record: state_pb2.JobRecord) -> None:
+        """Restores the number of failovers from the job's record."""
+        self.failovers = record.failovers
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        self._table.validate()
+        assert self._wanted > 1 or not self._table.groups
+        assert self._has_values() or not any(it.term for it in self.groups), "a copy of shards without values"
+
+    def _leave_alone(self, group: GroupCopies) -> DropBackup:
+        alone = group.alone()
+        self._table.put(alone)
+        return DropBackup(self._ref, self._generation, group.group, alone.term, group.primary)
+
+    def _at(self, group: int, term: int) -> GroupCopies | None:
+        found = self._table.groups.get(group)
+        return found if found and found.term == term else None
+
+    def _attempts_of(self, group: int) -> _Attempts:
+        return self._attempts.setdefault(group, _Attempts())
+
+    @property
+    def _generation(self) -> int:
+        assert self._table.planned
+        return self._table.planned.generation
+
+
+def _told(group: GroupCopies) -> GroupCopies:
+    return GroupCopies(group.group, group.primary, group.term, group.backup, group.growing)
+
+
+__all__ = ["FIRST_PAUSE_S", "MAX_PAUSE_S", "CopyMachine"]

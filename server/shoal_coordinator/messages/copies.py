@@ -1,0 +1,142 @@
+"""Effects about the copies of lock groups, and their outcomes."""
+
+from dataclasses import dataclass, field
+
+from shoal_coordinator.messages.events import EffectOutcome
+from shoal_coordinator.messages.refs import JobRef, ServerRef
+
+
+@dataclass(frozen=True, slots=True)
+class AddBackup:
+    """Copies a lock group to another server. It takes as long as the copy. The outcome is `BackupMade` or
+    `BackupFailed`.
+
+    Attributes:
+        group: the smallest index of its shards.
+        term: number of the decision.
+        server: the primary's server, which is called.
+        backup: the server that gets the copy.
+    """
+
+    job: JobRef
+    generation: int
+    group: int
+    term: int
+    server: ServerRef
+    backup: ServerRef
+    number: int = field(default=0, kw_only=True)
+
+    @property
+    def servers(self) -> tuple[ServerRef, ...]:
+        """The server that is called."""
+        return (self.server,)
+
+
+@dataclass(frozen=True, slots=True)
+class DropBackup:
+    """Makes the primary of a lock group continue without a backup. The outcome is `GroupTold`."""
+
+    job: JobRef
+    generation: int
+    group: int
+    term: int
+    server: ServerRef
+    number: int = field(default=0, kw_only=True)
+
+    @property
+    def servers(self) -> tuple[ServerRef, ...]:
+        """The server that is called."""
+        return (self.server,)
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """Makes the backup of a lock group, which is on `server`, its primary. The outcome is `GroupTold`."""
+
+    job: JobRef
+    generation: int
+    group: int
+    term: int
+    server: ServerRef
+    number: int = field(default=0, kw_only=True)
+
+    @property
+    def servers(self) -> tuple[ServerRef, ...]:
+        """The server that is called."""
+        return (self.server,)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeServer:
+    """Asks a server for a sign of life, because a backup does not reach it any more. The outcome is `ServerProbed`.
+
+    Attributes:
+        incarnation: the server's incarnation.
+        asked_at: time of the decision, in seconds of Unix time.
+    """
+
+    job: JobRef
+    server: ServerRef
+    incarnation: int
+    asked_at: float
+    number: int = field(default=0, kw_only=True)
+
+    @property
+    def servers(self) -> tuple[ServerRef, ...]:
+        """The server that is called."""
+        return (self.server,)
+
+
+# The effects about one group. A later decision about the group replaces those that are pending.
+GroupEffect = AddBackup | DropBackup | Promote
+
+
+@dataclass(frozen=True, slots=True)
+class BackupMade(EffectOutcome):
+    """The backup of a group is complete: answers of the primary wait for it from now on."""
+
+    job: JobRef
+    group: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackupFailed(EffectOutcome):
+    """A copy of a group failed; the primary may or may not have begun it."""
+
+    job: JobRef
+    group: int
+    term: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTold(EffectOutcome):
+    """The primary of a group knows the decision with this term."""
+
+    job: JobRef
+    group: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProbed(EffectOutcome):
+    """A server was asked for a sign of life. Empty `silence` means that it answered."""
+
+    server: ServerRef
+    incarnation: int
+    asked_at: float
+    silence: str = ""
+
+
+__all__ = [
+    "AddBackup",
+    "BackupFailed",
+    "BackupMade",
+    "DropBackup",
+    "GroupEffect",
+    "GroupTold",
+    "ProbeServer",
+    "Promote",
+    "ServerProbed",
+]
