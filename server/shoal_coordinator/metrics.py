@@ -166,12 +166,18 @@ class StateCollector(Collector):
             interval_s = cluster.members.heartbeat_interval_s
             restarts, ended = dict(cluster.counters.restarts), dict(cluster.counters.ended)
             quarantined, hung = dict(cluster.counters.quarantined), cluster.counters.hung
+            failovers, without_backup = cluster.counters.failovers, cluster.groups_without_backup
         yield _members(members)
         yield _counted("limits_exceeded", _REFUSALS, "limit", refusals("coordinator"))
         yield _effects(pending)
         yield _jobs(states)
         yield from _ends(ended, restarts)
         yield from _failing_workers(quarantined, hung)
+        yield CounterMetricFamily(
+            "shoal_coordinator_failovers",
+            "Losses of servers after which a job continued with the backups of its shards.",
+            failovers,
+        )
         for name, text, value in (
             (
                 "wanted_workers",
@@ -182,6 +188,12 @@ class StateCollector(Collector):
                 "held_members",
                 "Silent members that are not declared lost, because the coordinator may have missed their heartbeats.",
                 hold.silent if hold else 0,
+            ),
+            (
+                "groups_without_backup",
+                "Lock groups of live jobs with replicas that have no complete backup. If the server of one is lost, "
+                "its job goes back to a checkpoint.",
+                without_backup,
             ),
             (
                 "jobs_with_failed_checkpoint",

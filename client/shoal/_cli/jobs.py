@@ -298,9 +298,21 @@ def _notes(status: JobStatus) -> list[str]:
     metric = status.job.evaluation.metric if status.job.evaluation else ""
     waits = "; ".join(filter(None, (short_reason(status.reason), _continues_from(status))))
     return [
-        *filter(None, (waits, short_reason(status.restore_note), _began(status), _restarted(status), failure)),
+        *filter(
+            None,
+            (waits, short_reason(status.restore_note), _began(status), _restarted(status), _copies(status), failure),
+        ),
         *evaluations(status.evaluation, status.best, metric),
     ]
+
+
+def _copies(status: JobStatus) -> str:
+    """Returns how many complete copies of its shards a job has; empty if it wants one, or if it is not placed."""
+    if not status.copies:
+        return ""
+    often = f"; continued {status.failovers:,} times with backups" if status.failovers > 1 else ""
+    often = "; continued once with backups" if status.failovers == 1 else often
+    return f"copies {status.copies}/{status.job.replicas}{often}"
 
 
 def _began(status: JobStatus) -> str:

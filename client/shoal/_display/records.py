@@ -54,6 +54,8 @@ def job(status: JobStatus) -> dict[str, Any]:
         "checkpoint": checkpoint(status.checkpoint) if status.checkpoint else None,
         "checkpoint_failure": status.checkpoint_failure,
         "restarts": status.restarts,
+        "copies": status.copies,
+        "failovers": status.failovers,
         "restart_point": asdict(status.restart_point) if status.restart_point else None,
         "restore_note": status.restore_note,
         "evaluation": evaluation(status.evaluation),

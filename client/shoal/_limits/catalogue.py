@@ -92,11 +92,7 @@ UNDELIVERED_NORMS = _add(
     "UNDELIVERED_NORMS", 32, "norms", "the undelivered norms in one heartbeat of a server", roles=_COORDINATOR
 )
 BROKEN_REPLICAS = _add(
-    "BROKEN_REPLICAS",
-    256,
-    "lock groups",
-    "the broken connections between replicas in one heartbeat of a server",
-    roles=_COORDINATOR,
+    "BROKEN_REPLICAS", 256, "groups", "the broken replicas in one heartbeat of a server", roles=_COORDINATOR
 )
 CALL_WORKERS = _add("CALL_WORKERS", 1_024, "workers", "one call of the coordinator to a server", roles=_SERVER)
 

@@ -46,7 +46,7 @@ def check_registration(request: members_pb.RegisterRequest) -> None:
 
 
 def check_load(load: ServerLoad) -> None:
-    """Checks the undelivered norms in a server's heartbeat: their number, their ages, and their texts.
+    """Checks the undelivered norms and broken replicas in a server's heartbeat: their number, ages and texts.
 
     Raises:
         LimitExceeded: They are too many, or a text is too long.
@@ -59,6 +59,11 @@ def check_load(load: ServerLoad) -> None:
             raise errors.BadRequest(f"an undelivered norm is {norm.seconds} s old; it must be finite and at least 0")
         for text in (norm.job, norm.server, norm.reason):
             check_text("a text of an undelivered norm", text)
+    if len(load.broken_replicas) > catalogue.BROKEN_REPLICAS.default:
+        raise catalogue.BROKEN_REPLICAS.refusal(f"a heartbeat has {len(load.broken_replicas)} broken replicas")
+    for replica in load.broken_replicas:
+        for text in (replica.job, replica.reason):
+            check_text("a text of a broken replica", text)
 
 
 def check_submission(spec: Job, token: str) -> None:

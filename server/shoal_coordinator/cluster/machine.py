@@ -235,6 +235,11 @@ class Cluster:
         """The number of workers that live jobs could use now, including those that they have."""
         return sum(job.wanted_workers for job in self._jobs.live)
 
+    @property
+    def groups_without_backup(self) -> int:
+        """The number of lock groups of live jobs that lack a complete backup."""
+        return sum(job.copies.without_backup for job in self._jobs.live)
+
     def wants(self, effect: int, server: ServerRef) -> bool:
         """Returns whether an effect is still pending and one of its servers is alive."""
         return bool(self._members.incarnation_at(server)) and self._pending_effects.find(effect) is not None

@@ -25,6 +25,7 @@ from shoal.events import StateChanged, watch
 from shoal.initializers import Given
 from shoal.job import Job
 from shoal.status import (
+    BrokenReplica,
     DataAccount,
     DataCount,
     GroupStatus,
@@ -532,6 +533,7 @@ def test_an_elastic_group_shows_the_times_that_its_ranks_tell(group: Rig) -> Non
 def test_status_has_the_load_of_servers(group: Rig) -> None:
     norms = (UndeliveredNorm("a", 1, "s1", 5.5, "refused"),)
     load = ServerLoad(updates=5, received_bytes=1 << 40, sent_bytes=7, waiting_pulls=2, undelivered_norms=norms)
+    load = replace(load, broken_replicas=(BrokenReplica("a", 1, 2, 3, primary=True, reason="reset"),))
     beat = members.HeartbeatRequest(member="s0", incarnation=group.lives["s0"], load=load.to_proto())
     group.client.call(group.client.members.Heartbeat, beat)
     found = group.member_status()
@@ -553,6 +555,21 @@ def test_status_has_the_load_of_servers(group: Rig) -> None:
 )
 def test_undelivered_norms_are_few_and_short(group: Rig, count: int, age_s: float, reason: str, said: str) -> None:
     load = ServerLoad(undelivered_norms=(UndeliveredNorm("a", 1, "s1", age_s, reason),) * count)
+    beat = members.HeartbeatRequest(member="s0", incarnation=group.lives["s0"], load=load.to_proto())
+    with pytest.raises((errors.BadRequest, errors.LimitExceeded), match=said):
+        group.client.call(group.client.members.Heartbeat, beat)
+
+
+@pytest.mark.parametrize(
+    ("count", "reason", "said"),
+    [
+        (257, "", "257 broken replicas; the limit BROKEN_REPLICAS is 256"),
+        (1, "x" * 999, "FIELD_BYTES"),
+        (1, "\n", "control"),
+    ],
+)
+def test_broken_replicas_are_few_and_short(group: Rig, count: int, reason: str, said: str) -> None:
+    load = ServerLoad(broken_replicas=(BrokenReplica("a", 1, 0, 1, primary=True, reason=reason),) * count)
     beat = members.HeartbeatRequest(member="s0", incarnation=group.lives["s0"], load=load.to_proto())
     with pytest.raises((errors.BadRequest, errors.LimitExceeded), match=said):
         group.client.call(group.client.members.Heartbeat, beat)

@@ -1,6 +1,7 @@
 """Rig for the coordinator's state machine: a fake clock, an inspectable store, and random sequences of events."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -17,22 +18,30 @@ from shoal.evaluation_policy import EvaluationPolicy
 from shoal.events import StateChanged
 from shoal.initializers import Given
 from shoal.job import Job
-from shoal.status import Evaluation, JobState, JobStatus, Role, SavedCheckpoint
+from shoal.status import BrokenReplica, Evaluation, JobState, JobStatus, Role, SavedCheckpoint, ServerLoad
 from shoal.variables import Variable
 from shoal_coordinator.cluster import Cluster, ClusterPolicy
 from shoal_coordinator.job import Ledger
 from shoal_coordinator.messages import (
+    AddBackup,
     AdmitWorker,
+    BackupFailed,
+    BackupMade,
     CommitCheckpoint,
     CreateShards,
+    DropBackup,
     DropShards,
     Effect,
+    GroupTold,
     JobRef,
+    ProbeServer,
     ProgramDescription,
+    Promote,
     Registration,
     RemoveWorker,
     RestoredCheckpoint,
     ScanCheckpoints,
+    ServerProbed,
     TakeCut,
     events,
 )
@@ -71,6 +80,20 @@ def only(effects: Sequence[Effect], kind: type[E]) -> E:
     return effect
 
 
+def done_of(effect: AddBackup | DropBackup | Promote | ProbeServer, failure: str = "") -> Any:
+    """Returns the outcome of an effect about copies, which has failed if a reason is given."""
+    match effect:
+        case AddBackup() if failure:
+            return BackupFailed(effect.job, effect.group, effect.term, failure, effect=effect.number)
+        case AddBackup():
+            return BackupMade(effect.job, effect.group, effect.term, effect=effect.number)
+        case ProbeServer():
+            return ServerProbed(effect.server, effect.incarnation, effect.asked_at, failure, effect=effect.number)
+    if failure:
+        return events.EffectFailed(effect.job, failure, shards_lost=True, effect=effect.number)
+    return GroupTold(effect.job, effect.group, effect.term, effect=effect.number)
+
+
 @dataclass
 class Rig:
     """A cluster machine with its clock, its disk and its effect runner."""
@@ -98,7 +121,8 @@ class Rig:
             self.machine.validate()
             silent = not self.machine.changed
             self.write()
-        assert silent or not isinstance(event, events.HeartbeatReceived), "a heartbeat is not worth a write"
+        told = isinstance(event, events.HeartbeatReceived) and not (event.load and event.load.broken_replicas)
+        assert silent or not told, "a heartbeat is not worth a write"
         return answer
 
     def write(self) -> None:
@@ -149,6 +173,22 @@ class Rig:
     def drain(self, name: str) -> Any:
         """Asks a server to drain. Returns the jobs that the server must wait for."""
         return self.handle(events.DrainRequested(name, self.lives[name]))
+
+    def break_replica(self, reporter: str, job: str, group: int, *, term: int | None = None) -> None:
+        """Lets a server report that it does not reach the other copy of a group, in its present term by default."""
+        machine = self.machine.job(job)
+        found = next(it for it in machine.copies.groups if it.group == group)
+        assert machine.placement
+        report = BrokenReplica(
+            job,
+            machine.placement.generation,
+            group,
+            found.term if term is None else term,
+            primary=found.primary.member == reporter,
+            reason="the connection broke",
+        )
+        load = ServerLoad(broken_replicas=(report,))
+        self.handle(events.HeartbeatReceived(reporter, self.lives[reporter], load=load))
 
     def leave(self, name: str) -> None:
         self.handle(events.MemberLeft(name, self.lives[name]))
@@ -213,11 +253,14 @@ class Rig:
                 self.cut(effect, step)
             elif isinstance(effect, CommitCheckpoint):
                 self.commit_checkpoint(effect)
+            elif isinstance(effect, AddBackup | DropBackup | Promote | ProbeServer):
+                self.handle(done_of(effect))
             elif isinstance(effect, AdmitWorker):
                 self.handle(events.WorkerAdmitted(effect.job, effect.assignment, step, effect=effect.number))
             else:
                 if isinstance(effect, RemoveWorker) and effect.committed_steps is None:
-                    self.handle(events.WorkerFenced(effect.number, step))
+                    with suppress(errors.Cancelled):  # a failover has replaced the effect
+                        self.handle(events.WorkerFenced(effect.number, step))
                 self.handle(events.EffectDone(effect=effect.number))
         self.performed += done
         return done
@@ -308,11 +351,12 @@ class Voyage(RuleBasedStateMachine):
     new_rig = Rig
     policy = POLICY
     names = st.sampled_from(["a", "b", "c"])
-    members = st.sampled_from(["s0", "s1", "w0", "w1", "w2", "x", "y"])
+    members = st.sampled_from(["s0", "s1", "s2", "w0", "w1", "w2", "x", "y"])
 
     @initialize()
     def begin(self) -> None:
-        self.rig = self.new_rig(self.policy).servers("s0", "s1").workers("w0", "w1").join(Role.SESSION, "x")
+        self.terms: dict[tuple[JobRef, int, int], int] = {}
+        self.rig = self.new_rig(self.policy).servers("s0", "s1", "s2").workers("w0", "w1").join(Role.SESSION, "x")
 
     @rule(member=members)
     def come(self, member: str) -> None:
@@ -341,15 +385,25 @@ class Voyage(RuleBasedStateMachine):
         is_session=st.booleans(),
         evaluates=st.booleans(),
         run=st.booleans(),
+        replicas=st.sampled_from([1, 2]),
     )
     def submit(
-        self, name: str, workers: int, least: int, more: int, is_session: bool, evaluates: bool, run: int
+        self,
+        name: str,
+        workers: int,
+        least: int,
+        more: int,
+        is_session: bool,
+        evaluates: bool,
+        run: int,
+        replicas: int,
     ) -> None:
         options: dict[str, Any] = {"min_workers": least, "max_workers": workers + more}
+        copies = {"replicas": replicas, "min_replicas": 1}
         if evaluates:
             keeps = self.policy.checkpoints
             options["evaluation"] = EvaluationPolicy(every_steps=2, patience=2, checkpoint_best=keeps)
-        spec = session(name, workers) if is_session else job(name, workers, **options)
+        spec = session(name, workers, **copies) if is_session else job(name, workers, **copies, **options)
         self.attempt(lambda: self.rig.submit(spec))
         if run:
             self.run_jobs()
@@ -397,6 +451,39 @@ class Voyage(RuleBasedStateMachine):
     def finish(self, name: str, member: str, error: str, shards_lost: bool) -> None:
         self.attempt(lambda: self.rig.finish(name, member, error, shards_lost=shards_lost and bool(error)))
 
+    @rule(name=names, place=st.integers(0, 1), primary=st.booleans(), late=st.booleans())
+    def break_replica(self, name: str, place: int, primary: bool, late: bool) -> None:
+        def report() -> None:
+            groups = self.rig.machine.job(name).copies.groups[place:]
+            group = groups[0] if groups else None
+            server = group and (group.primary if primary else group.second)
+            if group and server:
+                event("a connection between copies broke")
+                self.rig.break_replica(server.member, name, group.group, term=group.term - late)
+
+        self.attempt(report)
+
+    @rule(silent=st.sampled_from(["s0", "s1", "s2"]))
+    def lose_backed_up(self, silent: str) -> None:
+        """Loses a server whose groups have complete backups: jobs go on without a restart."""
+        machine = self.rig.machine
+        if not machine.members.is_alive(silent):
+            return
+        usable = {it.id for it in machine.members.not_draining} - {silent}
+        kept = {
+            job.ref: job.status(self.rig.now)
+            for job in machine.submitted.values()
+            if job.created
+            and any(it.primary.member == silent for it in job.copies.groups)
+            and all(it.backup and it.backup.member in usable for it in job.copies.groups if it.primary.member == silent)
+        }
+        self.rig.leave(silent)
+        for ref, before in kept.items():
+            event("a job continues with backups")
+            after = machine.job(ref.name).status(self.rig.now)
+            assert (after.restarts, after.state) == (before.restarts, before.state)
+            assert after.failovers == before.failovers + 1
+
     @rule(name=names)
     def checkpoint(self, name: str) -> None:
         self.attempt(lambda: self.rig.handle(events.CheckpointRequested(name)))
@@ -411,6 +498,9 @@ class Voyage(RuleBasedStateMachine):
             elif fails and isinstance(effect, CreateShards) and effect.sources:
                 self.rig.pending.pop(0)
                 self.rig.handle(events.RestoreDeferred(effect.job, "the storage is away", effect=effect.number))
+            elif fails and isinstance(effect, AddBackup | ProbeServer | DropBackup | Promote):
+                self.rig.pending.pop(0)
+                self.rig.handle(done_of(effect, "it does not answer"))
             elif fails and not isinstance(effect, DropShards):
                 self.rig.pending.pop(0)
                 self.rig.handle(
@@ -459,6 +549,12 @@ class Voyage(RuleBasedStateMachine):
     def holds(self) -> None:
         if hasattr(self, "rig"):
             self.rig.machine.validate()
+            for job in self.rig.machine.submitted.values():
+                generation = job.placement.generation if job.placement else 0
+                for group in job.copies.groups:
+                    key = job.ref, generation, group.group
+                    assert group.term >= self.terms.get(key, 0), "a term went back"
+                    self.terms[key] = group.term
             lives: set[tuple[JobRef, str, int]] = set()
             for effect in self.rig.performed:
                 if isinstance(effect, CreateShards):  # which know of nobody yet

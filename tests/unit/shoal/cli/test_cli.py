@@ -388,6 +388,16 @@ class TestJobs:
         assert sum(line.startswith("failed-") for line in run("jobs", "--all").stdout.splitlines()) == 2 * 9
         assert {it["reason"] for it in records(run("jobs", "--json").stdout)} == {"", long}
 
+    def test_show_their_copies(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
+        def notes(**fields: Any) -> list[str]:
+            coordinator.add(shoal.Job("m:f", name="t1", replicas=2), "RUNNING", **fields)
+            return [line for line in run("jobs").stdout.splitlines() if line.startswith("t1: ")]
+
+        assert notes(copies=2) == ["t1: copies 2/2"]
+        assert notes(copies=1, failovers=1) == ["t1: copies 1/2; continued once with backups"]
+        assert notes(copies=2, failovers=3) == ["t1: copies 2/2; continued 3 times with backups"]
+        assert notes() == []
+
     def test_show_their_restarts(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
         saved = job_pb2.Checkpoint(number=2, step=6_282)
 

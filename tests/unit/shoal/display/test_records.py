@@ -110,8 +110,8 @@ def timings() -> Timings:
             records.job(JOB),
             "name state reason program workers_wanted min_workers max_workers consistency optimizer settings epochs "
             "batch_size range_size max_steps step_timeout_s shards replicas min_replicas seed wire_dtype overlap "
-            "workers submitted_at started_at finished_at progress checkpoint checkpoint_failure restarts restart_point "
-            "restore_note evaluation best",
+            "workers submitted_at started_at finished_at progress checkpoint checkpoint_failure restarts copies "
+            "failovers restart_point restore_note evaluation best",
         ),
         (
             records.result(JobResult("a", Progress(), 1.0, EVALUATED, EVALUATED)),

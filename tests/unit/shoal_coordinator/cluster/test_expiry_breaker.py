@@ -156,6 +156,22 @@ def test_a_process_that_registers_again_does_not_wait_for_a_hold() -> None:
     assert sea.members.expire(sea.now, "w19") == []  # alive and well
 
 
+def test_a_server_that_does_not_answer_is_lost_at_once_unless_many_are_silent() -> None:
+    sea = Sea(count=2 * SHARE_OF_AT_LEAST)
+    sea.add(Role.SERVER, 3, "s")
+    lives = dict(sea.beating)
+    sea.silence(count=0)
+    assert sea.members.lose_silent("s00", lives["s00"] + 1, sea.now, sea.now) is None, "another incarnation"
+    assert sea.members.lose_silent("s00", lives["s00"], sea.now - 1.0, sea.now) is None, "a later heartbeat"
+    lost = sea.members.lose_silent("s00", lives["s00"], sea.now, sea.now)
+    assert lost
+    assert not lost.alive
+    assert sea.members.lose_silent("s01", lives["s01"], sea.now, sea.now) is None, "one within a heartbeat timeout"
+    later = sea.now + TIMEOUT_S + 1.0  # all members are silent
+    assert sea.members.lose_silent("s01", lives["s01"], later, later) is None
+    sea.members.validate()
+
+
 def test_the_machine_holds_and_says_so() -> None:
     rig = Rig().servers("s0").workers("w0")
     for _ in range(12):
