@@ -297,11 +297,9 @@ def _notes(status: JobStatus) -> list[str]:
     failure = status.checkpoint_failure and f"the last checkpoint failed: {short_reason(status.checkpoint_failure)}"
     metric = status.job.evaluation.metric if status.job.evaluation else ""
     waits = "; ".join(filter(None, (short_reason(status.reason), _continues_from(status))))
+    facts = (waits, short_reason(status.restore_note), _began(status), _restarted(status), _copies(status), failure)
     return [
-        *filter(
-            None,
-            (waits, short_reason(status.restore_note), _began(status), _restarted(status), _copies(status), failure),
-        ),
+        *filter(None, facts),
         *evaluations(status.evaluation, status.best, metric),
     ]
 

@@ -79,7 +79,7 @@ class CopyKeeper:
             return
         held, busy = held_bytes(self._jobs.values()), self._busy()
         for job, group in growable:
-            size = job.copies.sizes_of_groups[group.group]
+            size = job.copies.group_bytes[group.group]
             server = self._server_for(job, group, held, busy)
             if server and busy[group.primary.member] < COPIES_AT_A_TIME:
                 held[server.member] += size
@@ -254,7 +254,7 @@ def held_bytes(jobs: Iterable[JobMachine]) -> Counter[str]:
     for job in jobs:
         for shard in job.placement.shards if job.placement else ():
             held[shard.server] += shard.layout.nbytes
-        held.update(job.copies.sizes())
+        held.update(job.copies.backup_bytes())
     return held
 
 

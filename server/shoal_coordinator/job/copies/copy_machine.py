@@ -111,14 +111,14 @@ class CopyMachine:
         return next(filter(None, (self._attempts_of(group).reason for group in missing)), "")
 
     @property
-    def sizes_of_groups(self) -> Mapping[int, int]:
+    def group_bytes(self) -> Mapping[int, int]:
         """The wire bytes of each group."""
-        return self._table.sizes()
+        return self._table.sizes
 
-    def sizes(self) -> dict[str, int]:
+    def backup_bytes(self) -> dict[str, int]:
         """Returns the wire bytes of the backups on each server, with those that are made now."""
         held: dict[str, int] = {}
-        sizes = self._table.sizes()
+        sizes = self._table.sizes
         for it in self.groups:
             if it.second:
                 held[it.second.member] = held.get(it.second.member, 0) + sizes[it.group]

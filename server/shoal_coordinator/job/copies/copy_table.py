@@ -1,5 +1,6 @@
 """The copies of all lock groups of one job, and the placement that follows from them (no I/O)."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -17,15 +18,16 @@ class CopyTable:
 
     Attributes:
         planned: the placement as the scheduler planned it; None if the shards are not placed.
-        placement: the same placement with the present servers, backups and terms.
+        sizes: the wire bytes of each group.
         groups: the lock groups by number, in order. Only methods of this class change them.
     """
 
     def __init__(self, changed: Callable[[str], None] = lambda _: None) -> None:
         self._changed = changed
         self.planned: Placement | None = None
-        self.placement: Placement | None = None
+        self.sizes: Mapping[int, int] = {}
         self.groups: Mapping[int, GroupCopies] = {}
+        self._placement: Placement | None = None  # see `placement`; None if it is not known
         self._holders: frozenset[ServerRef] = frozenset()
 
     def begin(self, placement: Placement | None, *, replicated: bool) -> None:
@@ -36,11 +38,12 @@ class CopyTable:
             replicated: whether the job has several copies of each shard.
         """
         had_groups = bool(self.groups)
-        self.planned = self.placement = placement
-        self.groups, self._holders = {}, frozenset(servers_of(placement)) if placement else frozenset()
+        self.planned = self._placement = placement
+        self.groups, self.sizes, self._holders = {}, {}, frozenset(servers_of(placement)) if placement else frozenset()
         if placement and replicated:
             primaries = {shard.group: ServerRef(shard.server, shard.address) for shard in placement.shards}
             self.groups = {group: GroupCopies(group, primaries[group]) for group in sorted(primaries)}
+            self.sizes = _sizes(placement)
         if had_groups or self.groups:
             self._changed(JobRecordKind.COPIES)
 
@@ -48,8 +51,16 @@ class CopyTable:
         """Replaces some groups by their next states."""
         self.groups = {**self.groups, **{it.group: it for it in groups}}
         self._holders |= {it.second for it in groups if it.second}
-        self._apply()
+        self._placement = None
         self._changed(JobRecordKind.COPIES)
+
+    @property
+    def placement(self) -> Placement | None:
+        """The planned placement with the present servers, backups and terms; None if the shards are not placed."""
+        if self._placement is None and self.planned:  # made when it is read: one event may change many groups
+            shards = tuple(_placed(shard, self.groups[shard.group]) for shard in self.planned.shards)
+            self._placement = replace(self.planned, shards=shards)
+        return self._placement
 
     @property
     def holders(self) -> tuple[ServerRef, ...]:
@@ -60,18 +71,6 @@ class CopyTable:
     def complete(self) -> bool:
         """Whether each group has a complete backup."""
         return all(it.backup for it in self.groups.values())
-
-    def sizes(self) -> Mapping[int, int]:
-        """Returns the wire bytes of each group."""
-        sizes = dict.fromkeys(self.groups, 0)
-        for shard in self.planned.shards if self.planned and self.groups else ():
-            sizes[shard.group] += shard.layout.nbytes
-        return sizes
-
-    def shards_of(self, groups: Iterable[int]) -> list[int]:
-        """Returns the shards of some groups, in order."""
-        wanted = frozenset(groups)
-        return [it.layout.shard for it in self.planned.shards if it.group in wanted] if self.planned else []
 
     def to_proto(self) -> state_pb2.CopiesRecord | None:
         """Returns the record; None if there are no groups."""
@@ -91,7 +90,7 @@ class CopyTable:
             raise ValueError("the record of the copies is not of the job's placement")
         self.groups = {it.group: GroupCopies.from_proto(it) for it in record.groups}
         self._holders = frozenset(map(server_of, record.holders))
-        self._apply()
+        self._placement = None
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
@@ -103,11 +102,6 @@ class CopyTable:
             assert {it.group for it in self.placement.shards} == self.groups.keys()
             assert all(_agrees(it, self.groups[it.group]) for it in self.placement.shards)
 
-    def _apply(self) -> None:
-        assert self.planned
-        shards = tuple(_placed(shard, self.groups[shard.group]) for shard in self.planned.shards)
-        self.placement = replace(self.planned, shards=shards)
-
 
 def grouped(shards: Iterable[ShardPlacement]) -> tuple[ShardPlacement, ...]:
     """Returns shards with the numbers of their lock groups: the shards of one server are a group."""
@@ -116,6 +110,13 @@ def grouped(shards: Iterable[ShardPlacement]) -> tuple[ShardPlacement, ...]:
     for shard in shards:
         groups.setdefault(shard.server, shard.layout.shard)
     return tuple(replace(shard, group=groups[shard.server]) for shard in shards)
+
+
+def _sizes(placement: Placement) -> Mapping[int, int]:
+    sizes: Counter[int] = Counter()
+    for shard in placement.shards:
+        sizes[shard.group] += shard.layout.nbytes
+    return sizes
 
 
 def _placed(shard: ShardPlacement, group: GroupCopies) -> ShardPlacement:
