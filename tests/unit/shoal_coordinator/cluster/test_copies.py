@@ -364,6 +364,19 @@ class TestReports:
         rig.pass_time(HEARTBEAT_TIMEOUT_S + 1.5, "s0")
         assert not rig.machine.members.is_alive("s0")
 
+    def test_of_workers_that_found_their_shards_gone_ask_the_servers(self) -> None:
+        rig = running()
+        rig.finish("a", "w0", "UNKNOWN_JOB: there is no job a", shards_lost=True)
+        asked = [it.server.member for it in rig.pending if isinstance(it, ProbeServer)]
+        assert asked == [it.member for it in rig.machine.job("a").servers]
+        assert rig.status("a").restarts == 0
+        restarted = next(it for it in rig.pending if isinstance(it, ProbeServer) and it.server.member == "s1")
+        rig.pending.remove(restarted)
+        rig.handle(done_of(restarted, "there is no job a"))
+        rig.perform()
+        assert rig.status("a").failovers == 1
+        assert rig.status("a").restarts == 0
+
     def test_of_another_generation_or_server_count_for_nothing(self) -> None:
         rig = running()
         group = copies(rig)[0]
