@@ -123,7 +123,7 @@ def test_a_known_placement_is_answered_without_its_layouts(group: Rig) -> None:
     group.run(job(workers=1, shards=3), "w0")
     whole = group.job("GetPlacement", job="a")
     slim = group.job("GetPlacement", job="a", known_generation=whole.generation)
-    assert [shard.HasField("group") for shard in slim.shards] == [True] * 3
+    assert [shard.HasField("group") for shard in slim.shards] == [True] * len(whole.shards)
     known = Placement.from_proto(whole)
     assert known.renewed(slim) is known
     assert not slim.variables

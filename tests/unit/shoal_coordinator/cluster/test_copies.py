@@ -140,7 +140,7 @@ class TestBackups:
         assert not rig.status("a").reason
 
     def test_share_one_server_with_a_norm_over_all_gradients(self) -> None:
-        rig = running(optimizer=SGD(0.1, clip_norm=1.0))
+        rig = running(optimizer=SGD(0.1, clip_norm=1.0), shards=1)
         assert len(copies(rig)) == 1
 
 
