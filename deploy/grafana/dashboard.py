@@ -142,7 +142,11 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Restarts of jobs",
-            {"{{reason}}": "sum by (reason) (increase(shoal_coordinator_restarts_total[$__range]))"},
+            {
+                "{{reason}}": "sum by (reason) (increase(shoal_coordinator_restarts_total[$__range]))",
+                "continued with backups": "sum(increase(shoal_coordinator_failovers_total[$__range]))",
+                "groups without backup": "max(shoal_coordinator_groups_without_backup)",
+            },
             kind="stat",
             text="lost: a server was lost, and work is repeated. draining: the job was saved first.",
             alarm=1,

@@ -173,11 +173,7 @@ class StateCollector(Collector):
         yield _jobs(states)
         yield from _ends(ended, restarts)
         yield from _failing_workers(quarantined, hung)
-        yield CounterMetricFamily(
-            "shoal_coordinator_failovers",
-            "Losses of servers after which a job continued with the backups of its shards.",
-            failovers,
-        )
+        yield from _copies(failovers, without_backup)
         for name, text, value in (
             (
                 "wanted_workers",
@@ -188,12 +184,6 @@ class StateCollector(Collector):
                 "held_members",
                 "Silent members that are not declared lost, because the coordinator may have missed their heartbeats.",
                 hold.silent if hold else 0,
-            ),
-            (
-                "groups_without_backup",
-                "Lock groups of live jobs with replicas that have no complete backup. If the server of one is lost, "
-                "its job goes back to a checkpoint.",
-                without_backup,
             ),
             (
                 "jobs_with_failed_checkpoint",
@@ -253,6 +243,20 @@ def _failing_workers(quarantined: Mapping[QuarantineReason, int], hung: int) -> 
         "shoal_coordinator_hung_trainers",
         "Trainers that were restarted because they made no step while other workers waited for them.",
         hung,
+    )
+
+
+def _copies(failovers: int, without_backup: int) -> Iterator[Metric]:
+    yield CounterMetricFamily(
+        "shoal_coordinator_failovers",
+        "Losses of servers after which a job continued with the backups of its shards.",
+        failovers,
+    )
+    yield GaugeMetricFamily(
+        "shoal_coordinator_groups_without_backup",
+        "Lock groups of live jobs with replicas that have no complete backup. If the server of one is lost, its job "
+        "goes back to a checkpoint.",
+        without_backup,
     )
 
 

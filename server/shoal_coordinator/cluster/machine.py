@@ -77,37 +77,15 @@ class Cluster:
         self._lost: dict[str, Role] = {}  # members declared lost since the last `TimePassed`
         self._pending_effects = PendingEffects(self._dirty.effect)
         self._effects: list[Effect] = []  # decided by the current event
+        emit, schedule, pending = self._emit, self._schedule, self._pending_effects
         self._copies = CopyKeeper(
-            self._jobs,
-            self._members,
-            self._pending_effects,
-            self._emit,
-            self._schedule,
-            self._declare_lost,
-            self._fail_checkpoint,
+            self._jobs, self._members, pending, emit, schedule, self._declare_lost, self._fail_checkpoint
         )
-        self._scheduler = Scheduler(
-            self._members, self._jobs, self._emit, self._dirty.counts, policy.placement, self._copies
-        )
+        self._scheduler = Scheduler(self._members, self._jobs, emit, self._dirty.counts, policy.placement, self._copies)
         patience_s = 2 * max(policy.heartbeat_timeout_s, RETURN_S)
-        self._outcomes = OutcomeHandler(
-            self._jobs,
-            self._members,
-            self._pending_effects,
-            self._emit,
-            self._schedule,
-            patience_s,
-            self._copies,
-        )
+        self._outcomes = OutcomeHandler(self._jobs, self._members, pending, emit, schedule, patience_s, self._copies)
         self._worker_requests = WorkerRequests(
-            self._jobs,
-            self._members,
-            self._scheduler,
-            self._outcomes,
-            self._emit,
-            self._schedule,
-            policy.jobs,
-            self._copies,
+            self._jobs, self._members, self._scheduler, self._outcomes, emit, schedule, policy.jobs, self._copies
         )
         self._user_requests = UserRequests(
             self._jobs, self._dirty, self.counters, self._emit, self._schedule, self._forget, policy

@@ -28,8 +28,7 @@ class Sea:
     def add(self, role: Role, count: int, prefix: str, holder: str = "") -> None:
         """Registers members."""
         for name in (f"{prefix}{number:02}" for number in range(count)):
-            address = f"{name}:1" if role is Role.SERVER else ""
-            registration = Registration(role, name, f"p-{name}", address, holder=holder)
+            registration = Registration(role, name, f"p-{name}", f"{name}:1", holder=holder)
             self.beating[name] = self.members.register(registration, self.now).incarnation
 
     def silence(self, count: int) -> set[str]:
