@@ -1,0 +1,184 @@
+"""Messages between the nodes of a simulation, in the shape of those in `protos/shoal/v1`.
+
+What workers and servers send to the coordinator are the events of its state machine, and the two questions here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shoal._wire import Cursor
+from shoal.consistency import Consistency
+from shoal_server.shards.machine.events import WorkerProgress
+
+
+class PushName(NamedTuple):
+    """A worker's push. It adds 1 to each value, and carries these samples of an epoch."""
+
+    generation: int
+    worker: str
+    incarnation: int
+    step: int
+    epoch: int
+    start: int
+    stop: int
+
+
+class Stamp(NamedTuple):
+    """What each call of a worker to a server carries."""
+
+    job: str
+    worker: str
+    incarnation: int
+    step: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class Placements:
+    """A worker asks the coordinator for the placement of a job."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class States:
+    """A worker asks the coordinator for the state of a job."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class CreateShards:
+    """Creates a job's shards."""
+
+    job: str
+    generation: int
+    consistency: Consistency
+    norms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DropShards:
+    """Frees a job's shards."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Fills a job's shards from a checkpoint."""
+
+    job: str
+    generation: int
+    number: int
+    version: int
+    step: int
+
+
+@dataclass(frozen=True)
+class AdmitWorkers:
+    """Admits workers: name, incarnation and rank. The reply has their steps, or errors."""
+
+    job: str
+    workers: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True)
+class FenceWorkers:
+    """Fences workers: name and incarnation. The reply has their committed steps."""
+
+    job: str
+    workers: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class ReleaseWorkers:
+    """Releases workers: name, incarnation and committed steps."""
+
+    job: str
+    workers: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True)
+class HoldCommits:
+    """The first half of a cut. The reply has the progress of each worker."""
+
+    job: str
+    generation: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class ResumeCommits:
+    """Ends a cut that was not saved, or the pause after one."""
+
+    job: str
+    cut: int
+
+
+@dataclass(frozen=True)
+class Save:
+    """The second half of a cut. The reply has an `AnswerCut`."""
+
+    job: str
+    generation: int
+    cut: int
+    number: int
+    progress: Mapping[str, WorkerProgress]
+    pause_s: float
+
+
+@dataclass(frozen=True)
+class CollectFiles:
+    """Asks for the file of a checkpoint, if it is written."""
+
+    job: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Pull:
+    """Asks for the values, or with `barrier` only for the step. The reply is a `Pulled`."""
+
+    stamp: Stamp
+    ahead: int = 0
+    barrier: bool = False
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """The version of the values, and the worker's next step."""
+
+    version: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Push:
+    """Stages a push, and commits it if `commit` is set. A push without a name brings nothing."""
+
+    stamp: Stamp
+    weight: float
+    version: int
+    name: PushName | None
+    cursor: Cursor | None
+    commit: bool
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Commits a staged push."""
+
+    stamp: Stamp
+
+
+@dataclass(frozen=True)
+class ShareNorm:
+    """Tells another server the squares of a step's mean."""
+
+    job: str
+    generation: int
+    server: str
+    step: int
+    squares: tuple[float, ...]

@@ -1,0 +1,12 @@
+"""Nodes of a simulation: a coordinator, servers and workers, each around the state machines of the product.
+
+A node is a machine. Its process (`Life`) can be killed and started again, and loses all but the disks. Another kind of
+server, such as one with replicas, is another class in the place of `ServerNode` (`World.server_class`).
+"""
+
+from simulation.nodes.coordinator import CoordinatorNode
+from simulation.nodes.node import Node, World
+from simulation.nodes.server import ServerNode
+from simulation.nodes.worker import WorkerNode
+
+__all__ = ["CoordinatorNode", "Node", "ServerNode", "WorkerNode", "World"]

@@ -1,0 +1,185 @@
+"""Plan of one run: the members, the job, the weather and the faults. A seed gives one plan."""
+
+import random
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from shoal.consistency import Asynchronous, BoundedStaleness, Consistency, Synchronous
+from simulation.network import Weather
+
+# Seconds of simulated time during which faults happen, and after which a run has failed.
+FAULTS_S, LIMIT_S = 14.0, 400.0
+
+
+class FaultKind(Enum):
+    """What a fault does to its target. `seconds` is how long it lasts, or until a process starts again."""
+
+    CRASH = "crash"  # the process is killed, and another one starts
+    CRASH_TRAINER = "crash_trainer"  # the trainer of a worker is killed
+    STOP = "stop"  # the process is stopped, and goes on
+    PARTITION = "partition"  # the machine cannot reach the others, in either direction
+    LINK = "link"  # two machines cannot reach each other
+    STORAGE = "storage"  # the checkpoint storage is away
+    CHECKPOINT = "checkpoint"  # no fault: a user asks for a checkpoint
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        at: seconds from the beginning.
+        kind: what happens.
+        target: name of the machine.
+        seconds: how long it lasts.
+        other: the other end of a link.
+        offset_s: how far the clock of a restarted machine is off.
+    """
+
+    at: float
+    kind: FaultKind
+    target: str
+    seconds: float
+    other: str = ""
+    offset_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens in a run, besides the order that the seed draws.
+
+    Attributes:
+        seed: seed of the run.
+        servers, workers: number of machines.
+        wanted: number of workers that the job wants.
+        consistency: the job's mode.
+        samples, epochs, range_size, batch: the job's data.
+        checkpoint_s: seconds between checkpoints.
+        norms: whether servers exchange norms.
+        overlap: whether workers pull the next values before they push.
+        weather: how bad the network is until the faults end.
+        paces: seconds of each machine's clock in a true second; by index, servers first.
+        faults: in order of time.
+    """
+
+    seed: int
+    servers: int
+    workers: int
+    wanted: int
+    consistency: Consistency
+    samples: int
+    epochs: int
+    range_size: int
+    batch: int
+    checkpoint_s: float
+    norms: bool
+    overlap: bool
+    weather: Weather
+    paces: tuple[float, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def calm_at(self) -> float:
+        """When all faults have ended."""
+        return max((fault.at + fault.seconds for fault in self.faults), default=0.0)
+
+    @property
+    def names(self) -> list[str]:
+        """The machines: servers, workers, and the coordinator."""
+        return [*server_names(self.servers), *worker_names(self.workers), COORDINATOR]
+
+    def described(self) -> str:
+        """Returns the plan in a few lines."""
+        lines = [
+            f"seed {self.seed}: {self.servers} servers, {self.workers} workers ({self.wanted} wanted), "
+            f"{self.consistency}, {self.epochs} x {self.samples} samples in ranges of {self.range_size} and batches of "
+            f"{self.batch}, checkpoints every {self.checkpoint_s:g} s, norms={self.norms}, overlap={self.overlap}",
+            f"  {self.weather}",
+        ]
+        lines += [
+            f"  {fault.at:7.3f} s  {fault.kind.value} {fault.target}"
+            + (f" - {fault.other}" if fault.other else "")
+            + f" for {fault.seconds:.3f} s"
+            + (f", clock {fault.offset_s:+.0f} s" if fault.offset_s else "")
+            for fault in self.faults
+        ]
+        return "\n".join(lines)
+
+
+COORDINATOR = "coordinator"
+
+
+def server_names(count: int) -> list[str]:
+    """Returns the names of the servers."""
+    return [f"s{index}" for index in range(count)]
+
+
+def worker_names(count: int) -> list[str]:
+    """Returns the names of the workers."""
+    return [f"w{index}" for index in range(count)]
+
+
+def plan_of(seed: int) -> Plan:
+    """Returns the plan of a seed."""
+    draw = random.Random(f"plan {seed}")
+    servers, workers = draw.choice((1, 2, 2, 2, 3)), draw.choice((1, 2, 2, 3, 3))
+    wanted = max(1, workers - draw.choice((0, 0, 1)))
+    batch = 2
+    modes: list[Consistency] = [
+        Synchronous(),
+        Synchronous(),
+        Asynchronous(),
+        Asynchronous(),
+        BoundedStaleness(draw.choice((0, 1, 2))),
+        Synchronous(backup_workers=1) if wanted > 1 else Synchronous(),
+    ]
+    mode = draw.choice(modes)
+    plan = Plan(
+        seed,
+        servers,
+        workers,
+        wanted,
+        mode,
+        samples=draw.choice((24, 32, 45)),
+        epochs=draw.choice((1, 1, 2)),
+        range_size=batch * draw.choice((1, 2, 4)),
+        batch=batch,
+        checkpoint_s=draw.choice((1.0, 2.0, 3.0)),
+        norms=isinstance(mode, Synchronous) and servers > 1 and draw.random() < 0.3,
+        overlap=draw.random() < 0.3,
+        weather=_weather(draw),
+        paces=tuple(draw.uniform(0.95, 1.05) for _ in range(servers + workers + 1)),
+        faults=(),
+    )
+    return replace(plan, faults=_faults(draw, plan))
+
+
+def _weather(draw: random.Random) -> Weather:
+    if draw.random() < 0.2:
+        return Weather()
+    return Weather(
+        delay_s=draw.choice((0.002, 0.01, 0.05)),
+        lost=draw.choice((0.0, 0.01, 0.03)),
+        lost_replies=draw.choice((0.0, 0.02, 0.05)),
+        doubled=draw.choice((0.0, 0.02, 0.1)),
+        late=draw.choice((0.0, 0.02, 0.05)),
+        late_s=draw.choice((0.3, 2.0, 8.0)),
+    )
+
+
+def _faults(draw: random.Random, plan: Plan) -> tuple[Fault, ...]:
+    servers, workers = server_names(plan.servers), worker_names(plan.workers)
+    found = []
+    for _ in range(draw.choice((0, 1, 2, 3, 4))):
+        kind = draw.choice([*FaultKind, FaultKind.CRASH, FaultKind.CRASH])
+        target = draw.choice([*servers, *workers, COORDINATOR])
+        if kind is FaultKind.CRASH_TRAINER:
+            target = draw.choice(workers)
+        seconds = draw.choice((0.05, 0.5, 2.0, 4.0, 8.0)) * draw.uniform(0.5, 1.0)
+        other = draw.choice([name for name in plan.names if name != target]) if kind is FaultKind.LINK else ""
+        offset_s = draw.choice((0.0, 0.0, -300.0, 300.0)) if kind is FaultKind.CRASH else 0.0
+        found.append(Fault(draw.uniform(0.5, FAULTS_S), kind, target, seconds, other, offset_s))
+    return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+__all__ = ["COORDINATOR", "FAULTS_S", "LIMIT_S", "Fault", "FaultKind", "Plan", "plan_of", "server_names", "worker_names"]

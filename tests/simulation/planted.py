@@ -1,0 +1,54 @@
+"""Planted bugs: servers that lack one protection. The simulation must find each of them."""
+
+from collections.abc import Mapping
+
+from shoal import errors
+from shoal_server.shards.machine import events
+from shoal_server.shards.machine.consistency import mode_for
+from shoal_server.shards.machine.state import GroupState
+from simulation import messages
+from simulation.nodes import ServerNode
+from simulation.nodes.group import Group
+
+
+class ForgetfulState(GroupState):
+    """A state machine that does not recognise a repeated push."""
+
+    def answer_to(self, worker: str, incarnation: int, step: int) -> events.AnswerPush | None:
+        try:
+            super().answer_to(worker, incarnation, step)
+        except errors.BadRequest:
+            pass
+        return None
+
+
+class WithoutDedup(ServerNode):
+    """A server that applies a repeated push again."""
+
+    def machine_for(self, config: messages.CreateShards) -> GroupState:
+        mode = mode_for(config.consistency, shares_norms=bool(config.norms))
+        return ForgetfulState(config.job, mode, peers=config.norms)
+
+
+class WithoutFencing(ServerNode):
+    """A server that tells how far a worker is, but lets it go on."""
+
+    def fence(self, group: Group, worker: str, incarnation: int) -> int:
+        progress = group.machine.progress().get(worker)
+        return progress.committed if progress and progress.incarnation <= incarnation else 0
+
+
+class WithoutGeneration(ServerNode):
+    """A server that ignores the generation of a call."""
+
+    def group_for(self, job: str, generation: int) -> Group:
+        return self.group_at_any_generation(job)
+
+
+PLANTED: Mapping[str, type[ServerNode]] = {
+    "dedup_off": WithoutDedup,
+    "fencing_off": WithoutFencing,
+    "generation_check_off": WithoutGeneration,
+}
+
+__all__ = ["PLANTED"]
