@@ -115,6 +115,7 @@ class Simulation:
 
     def _begin(self, fault: Fault) -> None:
         node, scheduler = self.world.nodes[fault.target], self.scheduler
+        scheduler.tell("FAULT", fault)
         match fault.kind:
             case FaultKind.CRASH:
                 node.crash()
@@ -147,9 +148,13 @@ def _place(error: BaseException) -> str:
     return f"{trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}" if trace else ""
 
 
-def run(plan: Plan, server_class: type[ServerNode] = ServerNode) -> Result:
-    """Runs a plan."""
-    return Simulation(plan, server_class).run()
+def run(
+    plan: Plan, server_class: type[ServerNode] = ServerNode, log: Callable[[str], object] | None = None
+) -> Result:
+    """Runs a plan. `log` takes a line for each message and fault."""
+    simulation = Simulation(plan, server_class)
+    simulation.scheduler.log = log
+    return simulation.run()
 
 
 __all__ = ["COMPLETES_S", "Result", "Simulation", "run"]

@@ -123,15 +123,13 @@ class Network:
         called = listener.life
         scheduler.after(timeout_s, lambda: answer.fail(errors.DeadlineExceeded(f"{name} took too long")))
         if not self.connected(caller.name, name):
-            if random.random() < 0.5:  # nobody answers the connection
-                scheduler.after(_REFUSED_S, lambda: answer.fail(errors.Unreachable(f"no way to {name}")))
+            self._break(answer, f"no way to {name}")
             return answer
         if called is None or not called.alive:
             scheduler.after(_REFUSED_S, lambda: answer.fail(errors.Unreachable(f"nobody listens at {name}")))
             return answer
         if random.random() < weather.lost:
-            if random.random() < 0.5:  # the connection breaks, so the caller soon knows
-                scheduler.after(self._delay(), lambda: answer.fail(errors.Unreachable(f"{name}: connection reset")))
+            self._break(answer, f"{name}: connection reset")
             return answer
 
         def broken() -> None:
@@ -154,8 +152,15 @@ class Network:
         self._watch(caller, called, context, answer)
 
         def arrive() -> None:
-            if not called.alive or not self.connected(caller.name, called.name):
+            if not called.alive:
                 return
+            if not self.connected(caller.name, called.name):
+                if answer is not None:
+                    self._break(answer, f"{called.name}: connection broken")
+                return
+            if scheduler.log:
+                copy = "" if answer is not None else " (a copy)"
+                scheduler.tell(f"{caller.name} -> {called.name}{copy}:", request)
             task = scheduler.spawn(called, listener.serve(request, context))
             if answer is not None:
                 task.result.then(lambda: self._reply(caller, called, task.result, answer))
@@ -179,19 +184,26 @@ class Network:
     def _reply(self, caller: Life, called: Life, result: Future[Any], answer: Future[Any]) -> None:
         scheduler, random = self._scheduler, self._scheduler.random
         if random.random() < self._weather.lost_replies:
-            if random.random() < 0.5:
-                scheduler.after(self._delay(), lambda: answer.fail(errors.Unreachable("connection reset")))
+            self._break(answer, f"{called.name}: connection reset")
             return
 
         def arrive() -> None:
             if not self.connected(caller.name, called.name):
+                self._break(answer, f"{called.name}: connection broken")
                 return
+            if scheduler.log and not answer.done:
+                scheduler.tell(f"{called.name} answers {caller.name}:", repr(result.error or result.value))
             if result.error is not None:
                 answer.fail(result.error)
             else:
                 answer.set(result.value)
 
         scheduler.after(self._delay(), arrive)
+
+    def _break(self, answer: Future[Any], why: str) -> None:
+        """Lets a caller know that its connection is broken: soon, or when it notices the silence."""
+        seconds = self._delay() if self._scheduler.random.random() < 0.5 else _KEEPALIVE_S
+        self._scheduler.after(seconds, lambda: answer.fail(errors.Unreachable(why)))
 
     def _delay(self) -> float:
         weather, random = self._weather, self._scheduler.random

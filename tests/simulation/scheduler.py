@@ -147,15 +147,22 @@ class Scheduler:
         random: the only source of random numbers.
         ready: what goes on at this time.
         events: number of entries so far.
+        log: takes a line for people; None if nobody reads it.
     """
 
     def __init__(self, seed: int, after_each: Callable[[], object] = bool) -> None:
+        self.log: Callable[[str], object] | None = None
         self.now = 0.0
         self.random = random.Random(seed)
         self.ready: deque[Callable[[], object]] = deque()
         self.events = self._entries = self._lives = 0
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._after_each = after_each
+
+    def tell(self, what: str, *about: object) -> None:
+        """Logs what happens."""
+        if self.log:
+            self.log(f"{self.now:9.4f}  {what}  {' '.join(map(str, about))}")
 
     def new_life(self, name: str) -> Life:
         """Starts a process."""

@@ -62,7 +62,9 @@ class EffectTasks:
             batch = [queue.popleft()]
             while queue and _share_calls(batch[0], queue[0]):
                 batch.append(queue.popleft())
+            self._node.scheduler.tell("effects", *batch)
             outcomes = await self._outcomes(batch)
+            self._node.scheduler.tell("outcomes", *outcomes)
             if len(outcomes) == 1:
                 await self._node.decide(outcomes[0])
             else:

@@ -27,7 +27,8 @@ class ServerNode(Node):
         super().__init__(name, world, pace)
         self.groups: dict[str, Group] = {}
         self._creating: dict[str, int] = {}  # by job, the creations in progress that were not dropped
-        self._saves: dict[int, int] = {}  # by checkpoint, its newest cut
+        self._saves: dict[str, tuple[int, ShardFile | None]] = {}  # by job, its newest checkpoint; None: not written
+        self._registered = False  # whether the process was ever registered
         self._member: Member | None = None
         self._handlers: dict[type, Any] = {
             messages.CreateShards: self._create,
@@ -47,7 +48,8 @@ class ServerNode(Node):
         }
 
     def begin(self, life: Life) -> None:
-        self._member = Member(self, Role.SERVER, on_end=self._clear)
+        self._registered = False
+        self._member = Member(self, Role.SERVER, on_incarnation=self._on_incarnation, on_end=self._clear)
         self.scheduler.spawn(life, self._member.run())
 
     def crashed(self) -> None:
@@ -59,7 +61,12 @@ class ServerNode(Node):
         """The incarnation of its process; 0 if there is none."""
         return self._member.incarnation if self._member else 0
 
+    def _on_incarnation(self, _: int) -> None:
+        self._registered = True
+
     async def serve(self, request: Any, context: Context) -> Any:
+        if not self._registered:
+            raise errors.Unreachable("this server is not registered yet; try again")
         return await self._handlers[type(request)](request, context)
 
     # Seams.
@@ -110,6 +117,7 @@ class ServerNode(Node):
         del context
         held = self.groups.pop(request.job, None)
         self._creating.pop(request.job, None)
+        self._saves.pop(request.job, None)
         if held:
             held.close()
 
@@ -127,7 +135,8 @@ class ServerNode(Node):
         group.restore(saved.pushes, request.version, request.step)
 
     async def _admit(self, request: messages.AdmitWorkers, context: Context) -> list[int | errors.ShoalError]:
-        del context
+        if not context.active:
+            raise errors.Cancelled("the caller does not wait for the admission any more")
         group = self.group_at_any_generation(request.job)
         results: list[int | errors.ShoalError] = []
         for worker, incarnation, rank in request.workers:
@@ -180,22 +189,25 @@ class ServerNode(Node):
         finally:
             group.waiting_cut = None
             group.taken(pause_s)
-        self._saves[request.number] = request.cut
-        self.scheduler.spawn(self.process, self._write(request, ShardFile(pushes, answer.version)))
+        self._saves[request.job] = mine = (request.number, None)
+        self.scheduler.spawn(self.process, self._write(request, ShardFile(pushes, answer.version), mine))
         return answer, pushes
 
-    async def _write(self, request: messages.Save, file: ShardFile) -> None:
+    async def _write(self, request: messages.Save, file: ShardFile, mine: tuple[int, ShardFile | None]) -> None:
         await self.sleep(0.05 + 0.2 * self.scheduler.random.random())
-        if not self.world.disk.away:
-            self.world.disk.files[request.number, request.cut, self.name] = file
+        while self.world.disk.away:
+            await self.sleep(0.5)
+        self.world.disk.files[request.number, request.cut, self.name] = file
+        if self._saves.get(request.job) is mine:
+            self._saves[request.job] = request.number, file
 
     async def _collect(self, request: messages.CollectFiles, context: Context) -> ShardFile | None:
         del context
         self.group_at_any_generation(request.job)
-        self.world.disk.check()
-        if request.number not in self._saves:
+        number, file = self._saves.get(request.job, (0, None))
+        if request.number != number:
             raise errors.UnknownCheckpoint(f"{self.name} does not write checkpoint {request.number}")
-        return self.world.disk.files.get((request.number, self._saves[request.number], self.name))
+        return file
 
     # Calls of workers.
 

@@ -108,6 +108,7 @@ class WorkerNode(Node):
         def ended() -> None:
             if self.life and self._trainer is trainer:
                 self._trainer = None
+                trainer.life.end()
                 outcome = task.result.value
                 assert isinstance(outcome, TrainerOutcome)
                 self._handle(TrainerEnded(0, outcome, trainer.accepted > 0))
