@@ -68,6 +68,7 @@ class Checker:
     workers_lost: bool = False
     acknowledged: int = 0
     undone: int = 0
+    _generation: int = 0  # the newest one
     _groups: dict[int, list[Applied]] = field(default_factory=dict)  # by generation, the groups that still live
     _acked: dict[int, dict[PushName, None]] = field(default_factory=dict)  # by generation
     _steps: dict[tuple[int, int], frozenset[PushName]] = field(default_factory=dict)  # of synchronous steps
@@ -165,6 +166,9 @@ class Checker:
     def told_accepted(self, name: PushName) -> None:
         """All servers have answered a worker that its push counts."""
         self.acknowledged += 1
+        if name.generation < self._generation:  # the answer was late: a restart has undone the push
+            self.undone += 1
+            return
         self._acked.setdefault(name.generation, {})[name] = None
         for group in self._groups.get(name.generation, []):
             self._counts(group, name)
@@ -216,6 +220,7 @@ class Checker:
 
     def restarts(self, generation: int, base: frozenset[PushName]) -> None:
         """The coordinator continues with a new generation, from these pushes: all later ones are undone."""
+        self._generation = max(self._generation, generation)
         undone = [name for acked in self._acked.values() for name in acked if name not in base]
         self.undone += len(undone)
         kept = {name for acked in self._acked.values() for name in acked if name in base}

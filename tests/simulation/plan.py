@@ -151,7 +151,12 @@ def plan_of(seed: int) -> Plan:
         paces=tuple(draw.uniform(0.95, 1.05) for _ in range(servers + workers + 1)),
         faults=(),
     )
-    return replace(plan, faults=_faults(draw, plan))
+    faults = _faults(draw, plan)
+    race = draw.choice((None, None, _fencing_race, _late_restart))
+    if race:
+        more, weather = race(draw, plan)
+        plan, faults = replace(plan, weather=weather), faults[:2] + more
+    return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
 def _weather(draw: random.Random) -> Weather:
@@ -179,7 +184,29 @@ def _faults(draw: random.Random, plan: Plan) -> tuple[Fault, ...]:
         other = draw.choice([name for name in plan.names if name != target]) if kind is FaultKind.LINK else ""
         offset_s = draw.choice((0.0, 0.0, -300.0, 300.0)) if kind is FaultKind.CRASH else 0.0
         found.append(Fault(draw.uniform(0.5, FAULTS_S), kind, target, seconds, other, offset_s))
-    return tuple(sorted(found, key=lambda fault: fault.at))
+    return tuple(found)
+
+
+# Faults that meet seldom by chance, in the order that is the most difficult for some protection.
+
+
+def _fencing_race(draw: random.Random, plan: Plan) -> tuple[tuple[Fault, ...], Weather]:
+    """A worker is declared lost, but still reaches the servers, one of which the coordinator cannot fence it on."""
+    worker, server = draw.choice(worker_names(plan.workers)), draw.choice(server_names(plan.servers))
+    at = draw.uniform(0.5, 2.0)
+    lost_at = at + draw.uniform(2.0, 4.5)
+    cuts = (
+        Fault(at, FaultKind.LINK, worker, draw.uniform(4.5, 8.0), COORDINATOR),
+        Fault(lost_at, FaultKind.LINK, server, draw.uniform(0.5, 2.5), COORDINATOR),
+    )
+    return cuts, plan.weather
+
+
+def _late_restart(draw: random.Random, plan: Plan) -> tuple[tuple[Fault, ...], Weather]:
+    """A job restarts while calls of its earlier generation are on their way."""
+    server = draw.choice(server_names(plan.servers))
+    crash = Fault(draw.uniform(1.0, 4.0), FaultKind.CRASH, server, draw.uniform(0.05, 2.0))
+    return (crash,), replace(plan.weather, late=draw.choice((0.03, 0.1)), late_s=draw.choice((6.0, 9.0)))
 
 
 __all__ = ["COORDINATOR", "FAULTS_S", "LIMIT_S", "Fault", "FaultKind", "Plan", "plan_of", "server_names", "worker_names"]

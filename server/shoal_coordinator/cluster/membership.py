@@ -313,7 +313,8 @@ class Membership:
         silent.sort(key=_ID)
         self._mark_dead(silent, now)
         # At most `now`: after a restart of the coordinator, members that have not returned count as heard later than now.
-        self._heard_since = min((member.last_seen for member in alive if member.alive and member.last_seen < now), default=now)
+        heard = (member.last_seen for member in alive if member.alive)
+        self._heard_since = min(now, min(heard, default=now))
         return silent
 
     def lose_silent(self, server: str, incarnation: int, asked_at: float, now: float) -> Member | None:

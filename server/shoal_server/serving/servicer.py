@@ -97,6 +97,8 @@ class ParameterServerServicer:
 
     @_rpc.servicer
     def AdmitWorkers(self, request: pb.AdmitWorkersRequest, context: grpc.ServicerContext) -> pb.AdmitWorkersReply:
+        if not context.is_active():  # the job may have restarted meanwhile, and nobody would release these workers
+            raise errors.Cancelled(f"the caller does not wait for the admission to {request.job} any more")
         groups = self._store.groups_of(request.job)
         return pb.AdmitWorkersReply(results=[_admitted(groups, worker) for worker in _bounded(request.workers)])
 
