@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: bytecode fuzz property-tests demo models test test-cluster test-gpu test-lowest reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words check-subjects check-locks docs docs-serve bench bench-strategies bench-peers check-protos protos proto-baseline version release lock audit clean help
+.PHONY: bytecode fuzz property-tests demo models test test-cluster test-gpu test-lowest reference long e2e coverage chaos simulate scale soak lint check-style check-types check-imports check-spelling check-words check-subjects check-locks docs docs-serve bench bench-strategies bench-peers check-protos protos proto-baseline version release lock audit clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-lowest  run the unit tests with the lowest versions of dependencies that pyproject.toml declares"
 	@echo "make reference  install PyTorch, JAX and Flax, compare layers, models and training with PyTorch, and check trees of JAX"
 	@echo "make chaos   repeat the fault scenarios and write a report (runs/chaos); CHAOS=name,... selects scenarios, CHAOS_RUNS=5 sets 5 runs for each test"
+	@echo "make simulate  run 10,000 seeds of a simulated cluster with faults (runs/simulation); SEEDS=2000 for fewer, SEED=42 replays one"
 	@echo "make long    run all tests that have a long form once, in that form"
 	@echo "make fuzz    fuzz every decoder and port for ten minutes (runs/fuzz); FUZZ_SECONDS=60 for less, FUZZ_ARGS='--targets npz' for one"
 	@echo "make property-tests  let the tests that use Hypothesis draw 50 times as many examples (ten minutes); DRAWS=200 for more"
@@ -80,7 +81,7 @@ bytecode: $(SETUP)
 # PYTEST="tests/unit -k ledger" picks some, of all tests. Otherwise all that need no other processes of Shoal, or few.
 test: $(SETUP)
 	$(MAKE) -j2 --output-sync lint check-protos bytecode
-	$(TESTS) $(or $(PYTEST),tests/unit tests/contract tests/deploy)
+	$(TESTS) $(or $(PYTEST),tests/unit tests/simulation tests/contract tests/deploy)
 
 # Real processes on this machine, and faults: the short forms.
 test-cluster: $(SETUP)
@@ -141,6 +142,14 @@ e2e: $(SETUP)
 # A CHAOS_RUNS of the command line is in the environment, too.
 chaos: $(SETUP)
 	PYTHONPATH=tests $(BIN)/python -m support.chaos $(CHAOS)
+
+# One process runs one seed at a time; SEED=42 replays a seed, and BUG=fencing_off plants a bug in it.
+SEEDS ?= 10000
+SEED ?=
+BUG ?=
+
+simulate: $(SETUP)
+	PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED) $(if $(BUG),--bug $(BUG)),--seeds $(SEEDS))
 
 bench: $(SETUP)
 	$(BIN)/python benchmarks/run.py $(BENCH)

@@ -81,6 +81,7 @@ class Simulation:
             rule, what = "validate", f"{error} ({_place(error)})"
         except Exception as error:  # noqa: BLE001 - a defect of a machine or of a node is a finding, too
             rule, what = type(error).__name__, f"{error!r} ({_place(error)})"
+        scheduler.close()
         return Result(
             self.plan,
             scheduler.events,

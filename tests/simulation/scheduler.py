@@ -155,7 +155,8 @@ class Scheduler:
         self.now = 0.0
         self.random = random.Random(seed)
         self.ready: deque[Callable[[], object]] = deque()
-        self.events = self._entries = self._lives = 0
+        self.events = self._entries = 0
+        self._lives: list[Life] = []
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._after_each = after_each
 
@@ -166,8 +167,14 @@ class Scheduler:
 
     def new_life(self, name: str) -> Life:
         """Starts a process."""
-        self._lives += 1
-        return Life(name, self._lives)
+        self._lives.append(Life(name, len(self._lives) + 1))
+        return self._lives[-1]
+
+    def close(self) -> None:
+        """Ends all coroutines."""
+        for life in self._lives:
+            for task in list(life.tasks):
+                task.cancel()
 
     def at(self, time: float, call: Callable[[], object]) -> None:
         """Calls a function at a time."""

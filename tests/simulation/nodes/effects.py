@@ -151,6 +151,8 @@ class EffectTasks:
         node, failed_at = self._node, None
         backoff = Backoff(node.scheduler.random.random)
         while True:
+            if not node.machine.members.incarnation_at(server):  # there is no channel to it
+                raise errors.Cancelled(f"server {server.member} is gone")
             try:
                 return await self._wanted(effect, server, node.call(server.member, request, timeout_s))
             except (errors.Unreachable, errors.DeadlineExceeded):

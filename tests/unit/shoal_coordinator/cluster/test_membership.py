@@ -74,6 +74,19 @@ def test_the_dead_stay_dead() -> None:
     assert members.register(worker(), HEARTBEAT_TIMEOUT_S + 1).incarnation != life  # the same process, another life
 
 
+def test_a_member_that_has_returned_to_a_restarted_coordinator_is_lost_in_time() -> None:
+    timeout_s = membership.RETURN_S / 2
+    earlier = Membership(timeout_s)
+    earlier.register(worker(), START)
+    members = Membership(timeout_s)
+    members.restore(earlier, 1, START)
+    assert members.expire(START + 0.1) == []
+    members.heartbeat("w0", 1, 0, 0, START + 0.2)
+    members.validate()
+    assert members.expire(START + 0.2 + timeout_s) == []
+    assert [member.id for member in members.expire(START + 0.3 + timeout_s)] == ["w0"]
+
+
 def test_leave_ends_it_at_once_and_only_the_life_that_leaves() -> None:
     members = Membership(HEARTBEAT_TIMEOUT_S)
     first = members.register(worker(), 0.0).incarnation
