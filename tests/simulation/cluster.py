@@ -17,7 +17,7 @@ COMPLETES_S = 120.0
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a run.
+    """The outcome of a run.
 
     Attributes:
         plan: the run.
@@ -72,14 +72,12 @@ class Simulation:
         rule = what = ""
         try:
             limit_s = min(LIMIT_S, self.plan.calm_at + COMPLETES_S)
-            if not scheduler.run(lambda: self.coordinator.ended is not None, limit_s):
-                raise Violation("completes", f"the job has not ended at {limit_s:g} s: {self._state()}")
-            self._check_end()
+            self._check_end(scheduler.run(lambda: self.coordinator.ended is not None, limit_s))
         except Violation as violation:
             rule, what = violation.rule, str(violation)
         except AssertionError as error:
             rule, what = "validate", f"{error} ({_place(error)})"
-        except Exception as error:  # noqa: BLE001 - a defect of a machine or of a node is a finding, too
+        except Exception as error:
             rule, what = type(error).__name__, f"{error!r} ({_place(error)})"
         scheduler.close()
         return Result(
@@ -96,8 +94,9 @@ class Simulation:
     def _after_each(self) -> None:
         self._trace.update(b"%.6f" % self.scheduler.now)
 
-    def _check_end(self) -> None:
-        assert self.coordinator.ended
+    def _check_end(self, completes: bool) -> None:
+        if not completes or self.coordinator.ended is None:
+            raise Violation("completes", f"the job has not ended at {self.scheduler.now:.0f} s: {self._state()}")
         state, reason = self.coordinator.ended
         if state is not JobState.SUCCEEDED:
             raise Violation("succeeds", f"the job ended {state.value}: {reason}")
@@ -149,9 +148,7 @@ def _place(error: BaseException) -> str:
     return f"{trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}" if trace else ""
 
 
-def run(
-    plan: Plan, server_class: type[ServerNode] = ServerNode, log: Callable[[str], object] | None = None
-) -> Result:
+def run(plan: Plan, server_class: type[ServerNode] = ServerNode, log: Callable[[str], object] | None = None) -> Result:
     """Runs a plan. `log` takes a line for each message and fault."""
     simulation = Simulation(plan, server_class)
     simulation.scheduler.log = log

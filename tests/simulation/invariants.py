@@ -132,9 +132,9 @@ class Checker:
     def admitted(self, group: Applied, admission: Admission) -> None:
         """A lock group lets a pull or a push through."""
         mode = self.plan.consistency
-        if isinstance(mode, BoundedStaleness) and admission.kind == "pull":
-            if admission.worker and admission.step - admission.slowest > mode.bound:
-                raise Violation("bound", f"{group.server}: {admission}")
+        bound = mode.bound if isinstance(mode, BoundedStaleness) and admission.kind == "pull" else None
+        if bound is not None and admission.step - admission.slowest > bound:
+            raise Violation("bound", f"{group.server}: {admission}")
 
     def committed(self, group: Applied, stamp: Stamp) -> None:
         """A lock group commits a push of a worker, for the first time."""
@@ -202,13 +202,9 @@ class Checker:
 
     def _covered(self, pushes: frozenset[PushName], data: state_pb2.LedgerRecord, what: str) -> None:
         """Checks that the ledger counts no sample as done that no push has brought."""
-        trained = Counter(
-            (name.epoch, sample) for name in pushes for sample in range(name.start, name.stop)
-        )
+        trained = Counter((name.epoch, sample) for name in pushes for sample in range(name.start, name.stop))
         following = (data.next.epoch, data.next.start)
-        left = {
-            (part.epoch, sample) for part in data.requeued for sample in range(part.start, part.stop)
-        }
+        left = {(part.epoch, sample) for part in data.requeued for sample in range(part.start, part.stop)}
         for epoch in range(data.epochs):
             for sample in range(data.samples):
                 done = (epoch, sample) < following and (epoch, sample) not in left

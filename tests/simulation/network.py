@@ -1,7 +1,7 @@
 """Network of one run: calls between processes, which are lost, late, doubled or reordered, and partitions.
 
-A call goes to the process that listens under a name when it is sent: it never reaches a later process. As over gRPC, the
-caller gets an answer, an error, or nothing until its deadline. A call that its caller has given up may still be
+A call goes to the process that listens under a name when it is sent: it never reaches a later process. As over gRPC,
+the caller gets an answer, an error, or nothing until its deadline. A call that its caller has abandoned may still be
 executed later, and a doubled one is executed twice.
 """
 
@@ -168,7 +168,7 @@ class Network:
         scheduler.after(self._delay(), arrive)
 
     def _watch(self, caller: Life, called: Life, context: Context, answer: Future[Any] | None) -> None:
-        """Tells the called process when its caller has given up, or has ended."""
+        """Tells the called process when its caller has abandoned the call, or has ended."""
 
         def tell() -> None:
             caller.on_end.pop(tell, None)

@@ -191,7 +191,7 @@ def _faults(draw: random.Random, plan: Plan) -> tuple[Fault, ...]:
 
 
 def _fencing_race(draw: random.Random, plan: Plan) -> tuple[tuple[Fault, ...], Weather]:
-    """A worker is declared lost, but still reaches the servers, one of which the coordinator cannot fence it on."""
+    """A worker is declared lost, but reaches the servers. The coordinator cannot fence it on one of them."""
     worker, server = draw.choice(worker_names(plan.workers)), draw.choice(server_names(plan.servers))
     at = draw.uniform(0.5, 2.0)
     lost_at = at + draw.uniform(2.0, 4.5)
@@ -209,4 +209,14 @@ def _late_restart(draw: random.Random, plan: Plan) -> tuple[tuple[Fault, ...], W
     return (crash,), replace(plan.weather, late=draw.choice((0.03, 0.1)), late_s=draw.choice((6.0, 9.0)))
 
 
-__all__ = ["COORDINATOR", "FAULTS_S", "LIMIT_S", "Fault", "FaultKind", "Plan", "plan_of", "server_names", "worker_names"]
+__all__ = [
+    "COORDINATOR",
+    "FAULTS_S",
+    "LIMIT_S",
+    "Fault",
+    "FaultKind",
+    "Plan",
+    "plan_of",
+    "server_names",
+    "worker_names",
+]

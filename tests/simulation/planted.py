@@ -1,6 +1,7 @@
 """Planted bugs: servers that lack one protection. The simulation must find each of them."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from shoal import errors
 from shoal_server.shards.machine import events
@@ -15,10 +16,8 @@ class ForgetfulState(GroupState):
     """A state machine that does not recognise a repeated push."""
 
     def answer_to(self, worker: str, incarnation: int, step: int) -> events.AnswerPush | None:
-        try:
+        with suppress(errors.BadRequest):
             super().answer_to(worker, incarnation, step)
-        except errors.BadRequest:
-            pass
         return None
 
 

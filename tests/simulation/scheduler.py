@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Future(Generic[T]):
-    """A result that comes later. Whoever awaits it goes on when it is there."""
+    """A result that comes later. A coroutine that awaits it goes on when it is there."""
 
     __slots__ = ("_calls", "done", "error", "value")
 

@@ -56,9 +56,10 @@ def _candidates(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, epochs=1)
     if plan.samples > 2 * plan.range_size:
         yield replace(plan, samples=plan.samples // 2)
-    for name in ("norms", "overlap"):
-        if getattr(plan, name):
-            yield replace(plan, **{name: False})
+    if plan.norms:
+        yield replace(plan, norms=False)
+    if plan.overlap:
+        yield replace(plan, overlap=False)
     if set(plan.paces) != {1.0}:
         yield replace(plan, paces=tuple(1.0 for _ in plan.paces))
 

@@ -312,9 +312,9 @@ class Membership:
         silent = [member for member in silent if member.id == claimed or member.group in expire]
         silent.sort(key=_ID)
         self._mark_dead(silent, now)
-        # At most `now`: after a restart of the coordinator, members that have not returned count as heard later than now.
-        heard = (member.last_seen for member in alive if member.alive)
-        self._heard_since = min(now, min(heard, default=now))
+        # At most `now`: a restarted coordinator sets a later time for members that have not returned.
+        seen = (member.last_seen for member in alive if member.alive)
+        self._heard_since = min(now, min(seen, default=now))
         return silent
 
     def lose_silent(self, server: str, incarnation: int, asked_at: float, now: float) -> Member | None:

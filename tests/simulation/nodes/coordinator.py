@@ -1,6 +1,6 @@
 """Coordinator of a simulation: the real state machine of the cluster, and a store that survives its process.
 
-It does what `Coordinator`, `DecisionWriter` and `Ticker` do: a decision has no visible consequence before it is written.
+It does what `Coordinator`, `DecisionWriter` and `Ticker` do: a decision is not visible before it is written.
 """
 
 from collections.abc import Mapping
@@ -101,20 +101,18 @@ class CoordinatorNode(Node):
 
     async def decide(self, event: events.ClusterEvent[events.R]) -> events.R:
         """Feeds an event to the machine, and waits until the decision is durable."""
-        result: events.R | None = None
-        refusal: errors.ShoalError | None = None
+        answer: Future[events.R] = Future()
         effects: list[Effect] = []
         try:
             result, effects = self.machine.handle(event, self._now())
+            answer.set(result)
         except errors.ShoalError as error:
-            refusal = error
+            answer.fail(error)
         self.machine.validate()
         decided = self._note(effects)
         self._look_at_job(event)
         await self._durably(decided)
-        if refusal:
-            raise refusal
-        return result  # type: ignore[return-value]  # the machine has returned it
+        return answer.result()
 
     def _look_at_job(self, event: Any) -> None:
         if isinstance(event, events.MemberLeft) and event.member.startswith("w"):

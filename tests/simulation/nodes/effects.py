@@ -1,12 +1,15 @@
-"""Effects of the coordinator's machine as calls to simulated servers, with the outcomes and retries of `EffectRunner`."""
+"""Effects of the coordinator's machine as calls to simulated servers, with the retries of `EffectRunner`."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shoal import errors
 from shoal._rpc import Backoff
+from shoal._wire import Cursor, PushCounts
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.status import SavedCheckpoint
 from shoal_coordinator.effects.checkpoint_cut import progress_totals
@@ -151,8 +154,7 @@ class EffectTasks:
         node, failed_at = self._node, None
         backoff = Backoff(node.scheduler.random.random)
         while True:
-            if not node.machine.members.incarnation_at(server):  # there is no channel to it
-                raise errors.Cancelled(f"server {server.member} is gone")
+            self._check_wanted(effect, server)
             try:
                 return await self._wanted(effect, server, node.call(server.member, request, timeout_s))
             except (errors.Unreachable, errors.DeadlineExceeded):
@@ -164,10 +166,9 @@ class EffectTasks:
                 if now - failed_at + backoff.at_most > retry_for_s:
                     raise errors.Unreachable(f"server {server.member} did not answer") from None
                 await node.sleep(backoff.next())
-                self._check_wanted(effect, server)
 
     async def _wanted(self, effect: Effect, server: ServerRef, call: Future[Any]) -> Any:
-        """Waits for a call, and looks now and then whether it is still wanted."""
+        """Waits for a call, and checks each second whether it is still wanted."""
         while not call.done:
             either: Future[None] = Future()
             call.then(lambda either=either: either.set(None))  # type: ignore[misc]
@@ -213,7 +214,7 @@ class EffectTasks:
             await create()
             restore = messages.Restore(placement.job, placement.generation, number, saved.version, saved.step)
             await self._call_all(
-                effect, servers, lambda _, it=restore: it, timeout_s=_RESTORE_TIMEOUT_S, retry_for_s=0.0  # type: ignore[misc]
+                effect, servers, partial(_same, restore), timeout_s=_RESTORE_TIMEOUT_S, retry_for_s=0.0
             )
             self._node.checker.restarts(placement.generation, saved.pushes)
             chosen = CheckpointChoice(source.job, number)
@@ -268,14 +269,15 @@ class EffectTasks:
             await self._resume(names, job, effect.number)
             raise
         answers = [answer for answer, _ in saved]
-        cursors, pushes = {}, {}
+        cursors: dict[str, Cursor] = {}
+        pushes: dict[str, PushCounts] = {}
         for answer in answers:
             for worker, cursor in answer.cursors.items():
                 cursors[worker] = max(cursor, cursors.get(worker, cursor))
             for worker, counts in answer.pushes.items():
                 pushes[worker] = max(counts, pushes.get(worker, counts))
         data = Ledger.from_proto(ours.ledger).settled(cursors, ours.ranks) if ours.ledger else None
-        files = {name: pushes for name, (_, pushes) in zip(names, saved, strict=True)}
+        files = {name: found for name, (_, found) in zip(names, saved, strict=True)}
         node.checker.cut(effect.generation, files, data)
         return events.CutTaken(
             effect.job,
@@ -291,10 +293,8 @@ class EffectTasks:
 
     async def _resume(self, names: Sequence[str], job: str, cut: int) -> None:
         for call in [self._node.call(name, messages.ResumeCommits(job, cut), 1.0) for name in names]:
-            try:
+            with suppress(errors.ShoalError):
                 await call
-            except errors.ShoalError:
-                pass
 
     async def _commit(self, effect: CommitCheckpoint) -> events.CheckpointCommitted:
         node, cut, disk = self._node, effect.cut, self._disk
@@ -350,6 +350,10 @@ def _failure(effect: Effect, error: Exception) -> events.EffectOutcome:
         case CreateShards() if isinstance(error, errors.StorageFailed):
             return events.RestoreDeferred(effect.job, text, effect=effect.number)
     return events.EffectFailed(effect.job, text, isinstance(error, AWAY), effect=effect.number)
+
+
+def _same(request: Any, _: ServerRef) -> Any:
+    return request
 
 
 def _share_calls(first: Effect, effect: Effect) -> bool:

@@ -86,9 +86,9 @@ class Group:
         if not answer.repeated:
             self._checker.committed(self, stamp)
         name = self.staged.get(stamp.worker)
-        if answer.outcome == "accepted" and name and name not in self.pushes:
-            if (name.incarnation, name.step) == (stamp.incarnation, stamp.step):
-                self.held.add(name)
+        accepted = answer.outcome == "accepted" and name is not None and name not in self.pushes
+        if accepted and name and (name.incarnation, name.step) == (stamp.incarnation, stamp.step):
+            self.held.add(name)
 
     def fold(self, effects: Iterable[events.LockGroupEffect]) -> bool:
         """Returns whether the step that these effects seal has to be closed by `FoldsDone`."""

@@ -10,9 +10,9 @@ from shoal_server.shards.machine.state import GroupState
 from shoal_server.shards.pending_cut import NORM_WAIT_S
 from simulation import messages
 from simulation.disk import ShardFile
+from simulation.network import Context
 from simulation.nodes.group import Group, answer_in
 from simulation.nodes.node import Member, Node, World
-from simulation.network import Context
 from simulation.scheduler import Future, Life
 
 
@@ -286,9 +286,10 @@ class ServerNode(Node):
         while not group.closed and group.to_share is norm:
             try:
                 await self.call(peer, request)
-                return
             except errors.ShoalError:
                 await self.sleep(0.1)
+            else:
+                return
 
     async def _norm(self, request: messages.ShareNorm, context: Context) -> None:
         del context

@@ -5,7 +5,7 @@ by their stamp, and adopts a new placement.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +20,7 @@ from shoal_worker.messages import TrainerOutcome
 from simulation import messages
 from simulation.messages import Pulled, PushName, Stamp
 from simulation.plan import COORDINATOR
-from simulation.scheduler import Future, Life, Task, all_of
+from simulation.scheduler import Life, Task, all_of
 
 if TYPE_CHECKING:
     from simulation.nodes.worker import WorkerNode
@@ -186,9 +186,8 @@ class Trainer:
     async def _fetch(self, step: int, ahead: int, *, barrier: bool = False) -> tuple[int, dict[str, int]]:
         """Pulls from all servers, until all are at one step."""
         while True:
-            found: list[Pulled] = await self._each(
-                lambda _, step=step: messages.Pull(self._stamp(step), ahead, barrier), waits=True  # type: ignore[misc]
-            )
+            request = partial(self._pull_request, step, ahead, barrier)
+            found: list[Pulled] = await self._each(request, waits=True)
             newest = max(step + ahead, *(it.step for it in found))
             if all(it.step == newest for it in found):
                 versions = dict(zip(self._servers, (it.version for it in found), strict=True))
@@ -196,6 +195,9 @@ class Trainer:
                     self._checker.pulled(f"{self._node.name}/{self.life.number}", self._stamp(step), server, version)
                 return newest, versions
             step = newest - ahead
+
+    def _pull_request(self, step: int, ahead: int, barrier: bool, _: str) -> messages.Pull:
+        return messages.Pull(self._stamp(step), ahead, barrier)
 
     async def _push(self, samples: int) -> None:
         assert self._lease

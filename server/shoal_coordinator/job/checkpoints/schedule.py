@@ -218,9 +218,10 @@ class CheckpointSchedule:
         found = [SavedCheckpoint.from_proto(it) for it in record.saved]
         self._saved = [replace(it, time=min(it.time, now)) for it in found]
         self._attempts, self._busy = record.attempts, record.busy
-        self._wanted_from, self._number = min(record.wanted_from, now + _MAX_RETRY_S), record.number
+        self._number = record.number
         self._began_at, self._began_step = min(record.began_at, now), record.began_step
         self._failure, self._failures = record.failure, record.failures
+        self._wanted_from = min(record.wanted_from, now + (self._retry_s if self._failures else _MAX_RETRY_S))
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""

@@ -5,6 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class Host:
         self.outcomes: queue.Queue[EffectReport] = queue.Queue()
         self.together: list[int] = []  # how many outcomes came at a time
         self.gone: set[str] = set()
+        self.abandoned: set[int] = set()  # effects
 
     def report(self, outcome: EffectReport) -> None:
         self.report_all([outcome])
@@ -69,7 +71,7 @@ class Host:
         raise NotImplementedError
 
     def wanted(self, effect: int, server: ServerRef) -> bool:
-        return server.member not in self.gone
+        return server.member not in self.gone and effect not in self.abandoned
 
     def is_live(self, job: JobRef) -> bool:
         return job.name not in self.gone
@@ -211,6 +213,18 @@ def test_all_servers_are_called_at_a_time(group: Callable[[int], Group], method:
     wait_until(lambda: all(notes.of(kind) for notes in there.notes), what="a call to each, though none has answered")
     there.let_go()
     there.host.take(1)
+
+
+def test_an_abandoned_effect_calls_no_server(group: Callable[[int], Group]) -> None:
+    """The job restarts: in its earlier shards, a lost worker may still have the rank of the one that enters."""
+    there = group(2)
+    there.host.abandoned.add(7)
+    admission = AdmitWorker(JobRef("b", 2), "w", 1, 0, 1, there.servers, number=7)
+    there.runner.submit([admission, replace(admission, number=9, job=JobRef("c", 3))])
+    outcomes = {outcome.effect: outcome for outcome in there.host.take(2)}
+    assert isinstance(outcomes[7], events.EffectFailed)
+    assert isinstance(outcomes[9], events.WorkerAdmitted)
+    assert {request.job for notes in there.notes for request in notes.of(pb.AdmitWorkersRequest)} == {"c"}
 
 
 def test_a_server_that_hangs_delays_only_what_needs_it(

@@ -243,3 +243,15 @@ def test_a_job_says_it_all() -> None:
 def test_a_job_that_makes_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidJob):
         Job("m:f", name="a", **options)
+
+
+def test_after_a_restart_with_an_earlier_clock_a_failed_checkpoint_is_tried_again_as_soon_as_before() -> None:
+    saves = by_time()
+    saves.begin(START, 0)
+    saves.failed("full")
+    assert saves.request_again(START)
+    pause_s = saves.to_proto().wanted_from - START
+    other = by_time()
+    other.restore_from(saves.to_proto(), START - 300)
+    assert not other.due(START - 300 + pause_s - 0.1, 0)
+    assert other.due(START - 300 + pause_s, 0)
