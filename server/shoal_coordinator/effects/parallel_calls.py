@@ -123,8 +123,8 @@ class ParallelCalls:
             call.began = call.began or now
             self._running.add(call)
             with self._failing(call):
-                self._policy.check_wanted(call.server, call.why)  # a job that restarts has abandoned its effects
                 call.lent = self._channels.borrow(call.server)
+                self._policy.check_wanted(call.server, call.why)  # a job that restarts has abandoned its effects
                 try:
                     call.future = self._begin_rpc(call.lent.stub, call.server)
                 except errors.Unreachable as error:
