@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 from members import CHANNEL_OPTIONS
-from simulation import cpu_s
+from simulated_members import cpu_s
 
 # As in a run with 1,000 workers and 100 servers: calls a second, and bytes of a report and of its answer.
 CALLS_PER_S, REQUEST_BYTES, REPLY_BYTES = 400.0, 120, 20

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from threading import Barrier
 
 import numpy as np
-from simulation import cpu_s
+from simulated_members import cpu_s
 
 import shoal
 

@@ -1,7 +1,7 @@
 """A process of simulated members of a cluster: python members.py KIND ADDRESS FIRST COUNT SIZE.
 
-`simulation` starts it for the benchmarks of the control plane. The process has COUNT members. They speak the real
-protocol with a real coordinator. KIND says what they are:
+`simulated_members` starts it for the benchmarks of the control plane. The process has COUNT members. They speak the
+real protocol with a real coordinator. KIND says what they are:
 
 - `servers` keep no shards and agree to everything (`simulated_servers`). SIZE is the number of workers of the job.
 - `workers` enter the job that they are assigned to, and report (`simulated_workers`). SIZE is the number of variables

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simulation import Members, ask, cpu_s, members, ready, wait_for
+from simulated_members import Members, ask, cpu_s, members, ready, wait_for
 
 import shoal
 from shoal.status import JobState, Role

@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from simulation import cpu_s, members, ready
+from simulated_members import cpu_s, members, ready
 
 import shoal
 

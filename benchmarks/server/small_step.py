@@ -25,7 +25,7 @@ if __name__ == "__main__":
     shoal.tune_allocator()  # before NumPy and gRPC are loaded: later it does less
 
 import numpy as np
-from simulation import cpu_s
+from simulated_members import cpu_s
 
 SHARDS = (1, 16)
 VARIABLES, ELEMENTS = 32, 312

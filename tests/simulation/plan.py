@@ -146,7 +146,7 @@ def plan_of(seed: int) -> Plan:
         batch=batch,
         checkpoint_s=draw.choice((1.0, 2.0, 3.0)),
         norms=isinstance(mode, Synchronous) and servers > 1 and draw.random() < 0.3,
-        overlap=draw.random() < 0.3,
+        overlap=mode.overlaps and draw.random() < 0.5,
         weather=_weather(draw),
         paces=tuple(draw.uniform(0.95, 1.05) for _ in range(servers + workers + 1)),
         faults=(),

@@ -90,6 +90,7 @@ class ParameterServerServicer:
 
     @_rpc.servicer
     def DropShards(self, request: pb.DropShardsRequest, context: grpc.ServicerContext) -> pb.DropShardsReply:
+        _check_awaited(request.job, context)
         self._store.drop(request.job)
         self._copies.forget(request.job)
         self._writer.drop(request.job)
@@ -97,13 +98,13 @@ class ParameterServerServicer:
 
     @_rpc.servicer
     def AdmitWorkers(self, request: pb.AdmitWorkersRequest, context: grpc.ServicerContext) -> pb.AdmitWorkersReply:
-        if not context.is_active():  # the job may have restarted meanwhile, and nobody would release these workers
-            raise errors.Cancelled(f"the caller does not wait for the admission to {request.job} any more")
+        _check_awaited(request.job, context)
         groups = self._store.groups_of(request.job)
         return pb.AdmitWorkersReply(results=[_admitted(groups, worker) for worker in _bounded(request.workers)])
 
     @_rpc.servicer
     def FenceWorkers(self, request: pb.FenceWorkersRequest, context: grpc.ServicerContext) -> pb.FenceWorkersReply:
+        _check_awaited(request.job, context)
         groups = self._store.groups_of(request.job)
         committed = [
             max(group.fence(it.worker, it.incarnation) for group in groups) for it in _bounded(request.workers)
@@ -114,6 +115,7 @@ class ParameterServerServicer:
     def ReleaseWorkers(
         self, request: pb.ReleaseWorkersRequest, context: grpc.ServicerContext
     ) -> pb.ReleaseWorkersReply:
+        _check_awaited(request.job, context)
         groups = self._store.groups_of(request.job)
         for it in _bounded(request.workers):
             for group in groups:
@@ -122,17 +124,20 @@ class ParameterServerServicer:
 
     @_rpc.servicer
     def AddBackup(self, request: pb.AddBackupRequest, context: grpc.ServicerContext) -> pb.AddBackupReply:
+        _check_awaited(request.job, context)
         check_text("the name of a server", request.backup.server)
         check_address("the address of a server", request.backup.address)
         return self._copies.add(request)
 
     @_rpc.servicer
     def DropBackup(self, request: pb.DropBackupRequest, context: grpc.ServicerContext) -> pb.DropBackupReply:
+        _check_awaited(request.job, context)
         self._copies.drop(request)
         return pb.DropBackupReply()
 
     @_rpc.servicer
     def Promote(self, request: pb.PromoteRequest, context: grpc.ServicerContext) -> pb.PromoteReply:
+        _check_awaited(request.job, context)
         return pb.PromoteReply(version=self._service.backups.promote(request))
 
     @_rpc.servicer
@@ -168,6 +173,16 @@ class ParameterServerServicer:
     def _restore(self, request: pb.RestoreRequest, context: grpc.ServicerContext) -> pb.RestoreReply:
         cut_session.restore(self._store, self._writer.storage, request, context.is_active)
         return pb.RestoreReply()
+
+
+def _check_awaited(job: str, context: grpc.ServicerContext) -> None:
+    """Raises Cancelled if the caller has abandoned its call while the call waited for a thread.
+
+    The job may have restarted meanwhile. The call would then change the shards of its new generation: drop them, fence
+    a worker that may enter, or admit one that nobody releases.
+    """
+    if not context.is_active():
+        raise errors.Cancelled(f"the caller does not wait for the change of {job} any more")
 
 
 def _admitted(groups: Sequence[LockGroup], it: pb.WorkerAdmission) -> pb.AdmissionResult:

@@ -174,8 +174,8 @@ class EffectTasks:
             call.then(lambda either=either: either.set(None))  # type: ignore[misc]
             self._node.scheduler.after(1.0, lambda either=either: either.set(None))  # type: ignore[misc]
             await either
-            if not call.done:
-                self._check_wanted(effect, server)
+            if not self._node.wanted(effect.number, server):  # which has no effect on a call that has ended
+                call.fail(errors.Cancelled(f"server {server.member} is gone, or its job has ended"))
         return call.result()
 
     def _check_wanted(self, effect: Effect, server: ServerRef) -> None:

@@ -96,8 +96,7 @@ class ServerNode(Node):
     # Calls of the coordinator.
 
     async def _create(self, request: messages.CreateShards, context: Context) -> None:
-        if not context.active:
-            raise errors.Cancelled("the caller does not wait for the shards any more")
+        _check_awaited(context)
         held = self.groups.get(request.job)
         if held and held.generation > request.generation:
             raise errors.StaleGeneration(f"{self.name} has generation {held.generation}, not {request.generation}")
@@ -114,7 +113,7 @@ class ServerNode(Node):
         self.groups[request.job] = group
 
     async def _drop(self, request: messages.DropShards, context: Context) -> None:
-        del context
+        _check_awaited(context)
         held = self.groups.pop(request.job, None)
         self._creating.pop(request.job, None)
         self._saves.pop(request.job, None)
@@ -135,8 +134,7 @@ class ServerNode(Node):
         group.restore(saved.pushes, request.version, request.step)
 
     async def _admit(self, request: messages.AdmitWorkers, context: Context) -> list[int | errors.ShoalError]:
-        if not context.active:
-            raise errors.Cancelled("the caller does not wait for the admission any more")
+        _check_awaited(context)
         group = self.group_at_any_generation(request.job)
         results: list[int | errors.ShoalError] = []
         for worker, incarnation, rank in request.workers:
@@ -148,7 +146,7 @@ class ServerNode(Node):
         return results
 
     async def _fence(self, request: messages.FenceWorkers, context: Context) -> list[int]:
-        del context
+        _check_awaited(context)
         group = self.group_at_any_generation(request.job)
         committed = []
         for worker, incarnation in request.workers:
@@ -157,7 +155,7 @@ class ServerNode(Node):
         return committed
 
     async def _release(self, request: messages.ReleaseWorkers, context: Context) -> None:
-        del context
+        _check_awaited(context)
         group = self.group_at_any_generation(request.job)
         for worker, incarnation, committed in request.workers:
             group.released.setdefault((worker, incarnation), committed)
@@ -301,6 +299,11 @@ class ServerNode(Node):
         self._creating, self._saves = {}, {}
         for group in groups.values():
             group.close()
+
+
+def _check_awaited(context: Context) -> None:
+    if not context.active:
+        raise errors.Cancelled("the caller does not wait any more")
 
 
 __all__ = ["ServerNode"]

@@ -20,7 +20,7 @@ from shoal_worker.messages import TrainerOutcome
 from simulation import messages
 from simulation.messages import Pulled, PushName, Stamp
 from simulation.plan import COORDINATOR
-from simulation.scheduler import Life, Task, all_of
+from simulation.scheduler import Life, all_of
 
 if TYPE_CHECKING:
     from simulation.nodes.worker import WorkerNode
@@ -53,7 +53,7 @@ class Trainer:
         self._lease: Lease | None = None
         self._consumed = 0
         self._batches: deque[int] = deque()
-        self._ahead: Task | None = None  # the pull of the next step's values
+        self._ahead: tuple[int, dict[str, int]] | None = None  # the next step, and the versions of its values
 
     async def run(self) -> TrainerOutcome:
         """Returns the outcome of training, as `shoal_worker.trainer` does."""
@@ -174,10 +174,7 @@ class Trainer:
         return await self._node.retrying(call, on_retry=self._on_retry)
 
     async def _pull(self, *, barrier: bool = False) -> None:
-        ahead, self._ahead = self._ahead, None
-        fetched: tuple[int, dict[str, int]] | None = None
-        if ahead:
-            fetched = await ahead.result
+        fetched, self._ahead = self._ahead, None
         if fetched is None or fetched[0] < self.step or barrier:
             fetched = await self._fetch(self.step, 0, barrier=barrier)
         step, versions = fetched
@@ -205,7 +202,7 @@ class Trainer:
         start = part.start + self._consumed
         self._consumed += samples
         if self._plan.overlap:
-            self._ahead = self._node.scheduler.spawn(self.life, self._fetch(self.step, 1))
+            self._ahead = await self._fetch(self.step, 1)
         await self._send((part.epoch, start, start + samples), float(samples))
 
     async def _send(self, brings: tuple[int, int, int] | None, weight: float) -> None:

@@ -27,6 +27,9 @@ class NoEndpoints:
     ("method", "request_"),
     [
         ("CreateShards", pb.CreateShardsRequest(job="a", generation=1)),
+        ("DropShards", pb.DropShardsRequest(job="a")),
+        ("FenceWorkers", pb.FenceWorkersRequest(job="a")),
+        ("ReleaseWorkers", pb.ReleaseWorkersRequest(job="a")),
         ("AdmitWorkers", pb.AdmitWorkersRequest(job="a", workers=[pb.WorkerAdmission(worker="w0", incarnation=1)])),
     ],
 )
