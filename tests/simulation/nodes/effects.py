@@ -278,7 +278,8 @@ class EffectTasks:
                 pushes[worker] = max(counts, pushes.get(worker, counts))
         data = Ledger.from_proto(ours.ledger).settled(cursors, ours.ranks) if ours.ledger else None
         files = {name: found for name, (_, found) in zip(names, saved, strict=True)}
-        node.checker.cut(effect.generation, files, data)
+        if node.machine.find_effect(effect.number):  # otherwise the job has restarted, and nobody uses this cut
+            node.checker.cut(effect.generation, files, data)
         return events.CutTaken(
             effect.job,
             number=effect.checkpoint,
