@@ -128,7 +128,8 @@ class ProxiedConnection:
             source.transport.close()
             sink.transport.close()
         elif not sink.transport.is_closing():
-            sink.transport.write_eof()
+            with suppress(OSError):  # the other process has just reset it
+                sink.transport.write_eof()
 
     def _lost(self) -> None:
         self._open -= 1
