@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from shoal import _rpc, errors
 from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, header_pb2
+from support.faults.proxy import Network
 
 
 class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
@@ -59,6 +60,17 @@ def test_every_error_comes_back_as_itself(server: CoordinatorServer, channel: Ch
             stub.GetStatus(coordinator_pb2.GetStatusRequest())
         assert type(caught.value) is kind
         assert caught.value.details == {"member": "m"}
+
+
+def test_a_connection_over_a_slow_network_takes_one_attempt(server: CoordinatorServer) -> None:
+    """Its handshake takes several round trips, and gRPC begins again with each attempt."""
+    with Network() as network:
+        link = network.proxy("client to coordinator", server.address)
+        link.delay(0.1)
+        with _rpc.channel(link.address) as channel:
+            stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+            assert stub.GetStatus(coordinator_pb2.GetStatusRequest(), timeout=10).cluster == "c"
+        assert link.counts.connections == 1
 
 
 def test_an_error_of_a_later_version_is_internal_and_keeps_its_text() -> None:

@@ -39,8 +39,10 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.max_pings_without_data", 0),
     # Reconnect fast: a restarted server is ready within a second, and `retrying` has its own backoff between calls.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Despite its name, this is no pause, but the longest time that one attempt to connect may take: several round
+    # trips. An attempt that fails sooner, such as at a restarting server, is repeated after the backoff.
+    ("grpc.min_reconnect_backoff_ms", 3_000),
     # Pushes are repeated with their stamps. gRPC's own retry buffer (256 KiB) is too small for a push.
     ("grpc.enable_retries", 0),
 ]
