@@ -31,7 +31,7 @@ from shoal_coordinator.server_tokens import ServerTokens
 
 _log = structlog.get_logger(__name__)
 
-# Seconds for which a ticket is valid. Its holder gets another one after half of this time.
+# Seconds for which a ticket is valid. Its holder gets another one after a part of this time (`RENEWED_AFTER`).
 TICKET_S = 600.0
 # Seconds for which the tokens in the access file are valid. The coordinator writes the access file when it starts.
 LOCAL_S = 365 * 86_400.0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from shoal import errors
 from shoal._rpc.coordinator import CoordinatorClient
-from shoal._security import NO_CREDENTIALS, Credentials
+from shoal._security import NO_CREDENTIALS, RENEWED_AFTER, Credentials
 from shoal.v1 import token_pb2
 
 # Seconds until a renewal is tried again after the coordinator did not answer.
@@ -99,7 +99,7 @@ class TicketSource:
                 raise
             self._renew_at = min(now + _AGAIN_S, self._expires_at)
             return
-        self._ticket, self._renew_at, self._expires_at = ticket, now + valid_s / 2, now + valid_s
+        self._ticket, self._renew_at, self._expires_at = ticket, now + RENEWED_AFTER * valid_s, now + valid_s
 
 
 __all__ = ["Fetch", "TicketSource", "fetch_ticket"]

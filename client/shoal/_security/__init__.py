@@ -13,7 +13,7 @@ them directly. They import `cryptography`, which is slow to import, and which a 
 from shoal._security.access_files import AccessFile, TokenSource
 from shoal._security.audited_calls import AUDITED, REFUSALS, Audited
 from shoal._security.authorizer import Authorizer, open_authorizer
-from shoal._security.bearer import MAX_TOKEN_BYTES, authorization, token_in
+from shoal._security.bearer import MAX_TOKEN_BYTES, RENEWED_AFTER, authorization, token_in
 from shoal._security.credentials import NO_CREDENTIALS, VARIABLES, Credentials
 from shoal._security.member_secrets import MemberIdentity, MemberSecrets, shown, shown_in
 from shoal._security.permissions import (
@@ -46,6 +46,7 @@ __all__ = [
     "PAGE_ROLES",
     "PERMISSIONS",
     "REFUSALS",
+    "RENEWED_AFTER",
     "VARIABLES",
     "AccessFile",
     "AccessRole",

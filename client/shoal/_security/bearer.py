@@ -4,6 +4,9 @@ from shoal._limits import catalogue
 
 # This bounds the work for a caller that is not authenticated yet.
 MAX_TOKEN_BYTES = catalogue.MAX_TOKEN_BYTES.default
+# The part of its time after which a ticket, or a token of the coordinator, is replaced. Those are valid for ten minutes.
+# So if the clock of the process that checks one is up to 5 minutes ahead, the old one is valid until it is replaced.
+RENEWED_AFTER = 0.4
 _KEY, _SCHEME = "authorization", "Bearer "
 
 
@@ -35,4 +38,4 @@ def value_in(metadata: object, wanted: str) -> str:
     return ""
 
 
-__all__ = ["MAX_TOKEN_BYTES", "authorization", "token_in", "value_in"]
+__all__ = ["MAX_TOKEN_BYTES", "RENEWED_AFTER", "authorization", "token_in", "value_in"]

@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from shoal import errors
+from shoal._rpc import TicketSource
 from shoal._security import AccessRole, Authorizer, Principal
+from shoal._security.tokens import TokenVerifier
 from shoal_coordinator.access import LOCAL_S, MAX_VALID_S, TICKET_S, UNKNOWN_HOLDER, Access
 
 
@@ -192,3 +194,21 @@ def test_a_revoked_certificate_has_the_holder_with_which_it_called(
         ]
     with pytest.raises(errors.BadRequest, match="there is no token"):
         access.revoke("ann")
+
+
+@pytest.mark.parametrize("step_s", [-300.0, 0.0, 300.0])
+@pytest.mark.parametrize("ahead_s", [-300.0, 0.0, 300.0])
+def test_clocks_of_coordinator_and_servers_may_differ_by_five_minutes(ahead_s: float, step_s: float) -> None:
+    """The wall clock of the server is ahead of the coordinator's, or that of the coordinator is stepped in mid-run."""
+    passed, wall, begun = Clock(), Clock(), Clock.now + 0.9
+    wall.now, passed.now = begun, 0.0
+    access = Access({}, lambda _: None, wall)
+    verifier = TokenVerifier(access.public_key, lambda: begun + passed.now + ahead_s, server="a")
+    caller = Principal("worker-1", AccessRole.WORKER, "t1")
+    tickets = TicketSource(lambda _: access.ticket(caller, AccessRole.WORKER, "job", "worker-1", 1), clock=passed)
+    for half_seconds in range(3_000):
+        passed.now = half_seconds / 2
+        stepped = half_seconds > 400 and abs(ahead_s - step_s) <= 300.0  # the clocks never differ by more
+        wall.now = begun + passed.now + (step_s if stepped else 0.0)
+        assert verifier.identify(access.servers.token_for("a")).role is AccessRole.COORDINATOR
+        assert verifier.identify(tickets()).job == "job"

@@ -26,10 +26,19 @@ def test_each_server_gets_a_token_of_its_own_which_is_renewed() -> None:
     with pytest.raises(errors.Unauthenticated, match="server 'b' refuses it"):
         verifiers["b"].identify(first)
     verifiers["b"].identify(tokens.token_for("b"))
-    clock.now += 300.0
+    clock.now += 240.0
     renewed = tokens.token_for("a")
     assert renewed != first
-    clock.now += 300.0
+    clock.now += 360.0
     verifiers["a"].identify(renewed)
     with pytest.raises(errors.Unauthenticated, match="expired"):
         verifiers["a"].identify(first)
+
+
+def test_a_token_is_replaced_when_the_clock_is_set_back() -> None:
+    """By the clock that was set back, the old token is valid for too long, and would not be replaced for as long."""
+    clock = Clock()
+    tokens = ServerTokens(TokenSigner(TokenSigner.new_key(), clock), clock)
+    first = tokens.token_for("a")
+    clock.now -= 3_600.0
+    assert tokens.token_for("a") != first

@@ -28,9 +28,9 @@ class Tickets:
         return f"ticket-{len(self.had_one)}", 600.0
 
 
-def test_a_source_gets_another_ticket_after_half_of_its_time() -> None:
+def test_a_source_gets_another_ticket_before_half_of_its_time() -> None:
     tickets = Tickets()
-    for now, expected in ((0.0, "ticket-1"), (299.0, "ticket-1"), (300.0, "ticket-2"), (300.0, "ticket-2")):
+    for now, expected in ((0.0, "ticket-1"), (239.0, "ticket-1"), (240.0, "ticket-2"), (240.0, "ticket-2")):
         tickets.clock.now = now
         assert tickets.source() == expected
     assert tickets.had_one == [False, True]
