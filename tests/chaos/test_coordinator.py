@@ -22,8 +22,8 @@ from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
-# How often the coordinator is killed in one job; 20 for a release.
-RUNS = run_lengths.runs(1, 20)
+# How often the coordinator is killed in one job; 50 for a release.
+RUNS = run_lengths.runs(1, 50)
 BACK_WITHIN_S = 5.0
 BATCH, STEP_S = 8, 0.05
 # Steps of one pass: those that two workers take while the coordinator is killed and started once, and many more.
@@ -109,7 +109,7 @@ def test_nothing_is_lost_when_the_coordinator_is_killed_repeatedly(
     lives = living(before)
     refused = refusals(cluster)
     away, back = [], []
-    with run_lengths.count_runs("coordinator_kill_restart", RUNS, "s until all members are back") as counted:
+    with run_lengths.count_runs("coordinator_kill", RUNS, "s until all members are back") as counted:
         for _ in range(RUNS):
             seen = client.pull(job)["seen"].sum()
             killed_at = time.monotonic()

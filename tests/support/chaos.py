@@ -24,6 +24,7 @@ LATEST = ROOT / "runs" / "chaos" / "latest.json"
 
 _RANKS, _ELASTIC = "tests/chaos/test_ranks.py", "tests/chaos/test_elastic_ranks.py"
 _RECOVERY, _CHECKPOINTS = "tests/chaos/test_recovery.py", "tests/contract/test_checkpoints.py"
+_NETWORK = "tests/chaos/test_bad_network.py"
 _COORDINATOR, _LEDGER = "tests/chaos/test_coordinator.py", "tests/chaos/test_ledger.py"
 SCENARIOS: Mapping[str, Sequence[str]] = {
     "whole_cluster_kill": [f"{_RECOVERY}::test_job_has_the_same_result_after_the_whole_cluster_is_killed"],
@@ -37,8 +38,14 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
         "tests/unit/shoal/checkpoint/test_damage.py",
         f"{_RECOVERY}::test_a_damaged_checkpoint_is_skipped",
     ],
-    "coordinator_kill_restart": [f"{_COORDINATOR}::test_nothing_is_lost_when_the_coordinator_is_killed_repeatedly"],
+    "coordinator_kill": [f"{_COORDINATOR}::test_nothing_is_lost_when_the_coordinator_is_killed_repeatedly"],
+    "worker_kill": ["tests/chaos/test_worker_kill.py"],
     "worker_kill_ledger": [_LEDGER],
+    "dropped_replies": [f"{_NETWORK}::test_pushes_count_once_when_replies_are_dropped"],
+    "replayed_pushes": [f"{_NETWORK}::test_acknowledged_pushes_that_are_sent_again_are_recognised"],
+    "slow_network": [f"{_NETWORK}::test_a_slow_network_changes_nothing_but_the_time"],
+    "partition": ["tests/chaos/test_partitions.py"],
+    "clock_step": ["tests/chaos/test_clock_steps.py"],
     "rank_kill": [f"{_RANKS}::test_a_killed_rank"],
     "rank_stop": [f"{_RANKS}::test_a_stopped_rank"],
     "elastic_kill": [f"{_ELASTIC}::test_survivors_go_on_without_a_killed_process"],
