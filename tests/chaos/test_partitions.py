@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import errors, optim
+from shoal import optim
 from support import run_lengths
 from support.clusters.proxied_cluster import ProxiedCluster
 from support.waiting import wait_until

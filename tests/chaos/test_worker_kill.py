@@ -1,4 +1,4 @@
-"""Workers that are killed in a synchronous job: the barrier opens for the others when the lease of the dead one ends."""
+"""Workers that are killed in a synchronous job: the others go on when the lease of the dead one ends."""
 
 import random
 import threading

@@ -56,7 +56,7 @@ def _offset() -> float:
 
 def _time() -> float:
     # The core of gRPC gets deadlines in wall-clock time, and compares them with the machine's clock.
-    caller = sys._getframe(1).f_globals.get("__name__", "")
+    caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - documented; inspect is slow to import
     return _real() if caller.startswith("grpc") else _real() + _offset()
 
 

@@ -151,7 +151,11 @@ class Proxy:
 
     def _set(self, **changed: float) -> None:
         conditions = replace(self._conditions, **changed)  # checks them, in the thread of the caller
-        self._on_loop(lambda: setattr(self, "_conditions", conditions))
+
+        def change() -> None:
+            self._conditions = conditions
+
+        self._on_loop(change)
 
     def _accepted(self) -> asyncio.Protocol:
         self._counts.connections += 1
