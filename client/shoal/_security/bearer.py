@@ -4,8 +4,8 @@ from shoal._limits import catalogue
 
 # This bounds the work for a caller that is not authenticated yet.
 MAX_TOKEN_BYTES = catalogue.MAX_TOKEN_BYTES.default
-# The part of its time after which a ticket, or a token of the coordinator, is replaced. It is valid for ten minutes. So if
-# the clock of the process that checks it is up to five minutes ahead, it is valid until it is replaced.
+# The part of its time after which a ticket, or a token of the coordinator, is replaced. It is valid for ten minutes. So
+# if the clock of the process that checks it is up to five minutes ahead, it is valid until it is replaced.
 RENEWED_AFTER = 0.4
 _KEY, _SCHEME = "authorization", "Bearer "
 

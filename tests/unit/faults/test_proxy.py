@@ -83,23 +83,23 @@ def is_silent(client: socket.socket) -> bool:
 
 def test_a_segment_arrives_by_the_conditions_of_its_link() -> None:
     line = Line(random.Random(1))
-    assert line.arrival(Conditions(), 5.0, 100) == 5.0
+    assert line.arrives_at(Conditions(), 5.0, 100) == 5.0
     slow = Conditions(delay_s=0.1, jitter_s=0.02)
-    took = [Line(random.Random(seed)).arrival(slow, 5.0, 100) - 5.0 for seed in range(50)]
+    took = [Line(random.Random(seed)).arrives_at(slow, 5.0, 100) - 5.0 for seed in range(50)]
     assert 0.08 <= min(took) < 0.09 < 0.11 < max(took) <= 0.12
-    stalls: list[bool] = []
-    stalling = Line(random.Random(1), lambda: stalls.append(True))
-    times = [stalling.arrival(Conditions(stall_share=0.1, stall_s=0.3), float(at), 1) for at in range(100)]
-    assert sum(arrival == at + 0.3 for at, arrival in enumerate(times)) == len(stalls) > 2
+    stalled: list[bool] = []
+    stalling = Line(random.Random(1), lambda: stalled.append(True))
+    times = [stalling.arrives_at(Conditions(stall_share=0.1, stall_s=0.3), float(at), 1) for at in range(100)]
+    assert sum(arrived == at + 0.3 for at, arrived in enumerate(times)) == len(stalled) > 2
 
 
 def test_segments_keep_their_order_and_share_the_rate() -> None:
     line = Line(random.Random(1))
     jittered = Conditions(delay_s=0.1, jitter_s=0.1)
-    times = [line.arrival(jittered, at / 1000, 1) for at in range(100)]
+    times = [line.arrives_at(jittered, at / 1000, 1) for at in range(100)]
     assert times == sorted(times)
     line = Line(random.Random(1))
-    assert [line.arrival(Conditions(bytes_per_s=1000.0), 5.0, 500) for _ in range(2)] == [5.5, 6.0]
+    assert [line.arrives_at(Conditions(bytes_per_s=1000.0), 5.0, 500) for _ in range(2)] == [5.5, 6.0]
 
 
 def test_bytes_and_ends_pass(proxy: Proxy, echo: Echo) -> None:

@@ -56,7 +56,7 @@ class Line:
         self._free_at = 0.0  # when the last segment has left
         self._last = 0.0  # when the last segment arrives
 
-    def arrival(self, conditions: Conditions, now: float, size: int) -> float:
+    def arrives_at(self, conditions: Conditions, now: float, size: int) -> float:
         """Returns when a segment arrives that is sent now.
 
         Args:

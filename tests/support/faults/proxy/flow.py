@@ -56,7 +56,7 @@ class Flow:
         if self._closing:
             return
         self._closing = not segment
-        at = self._line.arrival(self._conditions(), self._loop.time(), len(segment))
+        at = self._line.arrives_at(self._conditions(), self._loop.time(), len(segment))
         self._waiting.append((at, segment))
         self._bytes += len(segment)
         self.deliver()
