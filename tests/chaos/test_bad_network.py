@@ -112,7 +112,7 @@ REPLAYED = run_lengths.runs(50, 1_000)
 def test_acknowledged_pushes_that_are_sent_again_are_recognised(
     cluster: ProxiedCluster, client: shoal.Client, mode: Consistency, shards: int
 ) -> None:
-    """Each push is sent again after its answer, and a late copy of an earlier one comes now and then."""
+    """Each push is sent again after its answer, and a late copy of an earlier one comes periodically."""
     job = f"replayed-{shards}-{mode}".replace("(", "-").replace(")", "")
     name, sent = "shoal_server_duplicate_pushes_total", REPLAYED // 4
     with (

@@ -18,7 +18,7 @@ from support.waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 ROLES = ("coordinator", "server-0", "server-1", "worker-0", "worker-1")
-OFF_S, LEASE_S = 300.0, 3.0
+OFF_S, HEARTBEAT_TIMEOUT_S = 300.0, 3.0
 # Role, seconds ahead, and whether it starts with this clock.
 CASES = run_lengths.size(
     [("coordinator", -OFF_S, False), ("coordinator", OFF_S, True), ("server-0", OFF_S, False)],
@@ -34,7 +34,7 @@ def clocks(tmp_path_factory: pytest.TempPathFactory) -> WallClocks:
 
 @pytest.fixture(scope="module")
 def cluster(clocks: WallClocks) -> Iterator[shoal.LocalCluster]:
-    flags = {"coordinator": ["--heartbeat-timeout", str(LEASE_S)], **clocks.flags}
+    flags = {"coordinator": ["--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S)], **clocks.flags}
     with local_cluster(2, 2, flags, env=clocks.environment) as cluster:
         yield cluster
 
@@ -81,7 +81,7 @@ def test_a_wall_clock_that_is_off_changes_nothing(
             wait_until(lambda: job.status().progress.steps, what="the first steps")  # noqa: B023
             lives, begun = alive(client), time.monotonic()
             clocks.set(role, off_s)
-            wait_until(lambda: time.monotonic() > begun + LEASE_S + 1, what="the end of a lease")  # noqa: B023
+            wait_until(lambda: time.monotonic() > begun + HEARTBEAT_TIMEOUT_S + 1, what="the heartbeat timeout")  # noqa: B023
             before = job.status().progress.steps
             wait_until(lambda: job.status().progress.steps > before, what="more steps")  # noqa: B023
             with cluster.client() as other:  # it needs a token, and a ticket that the servers accept

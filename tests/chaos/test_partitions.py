@@ -29,7 +29,7 @@ LINKS = run_lengths.size(
     ["server-0 to coordinator", "lanes of server-1"],
     [*CONTROL, *DATA, *CONTROL, *DATA, "server-0", "server-1", "server-0", "worker-1"],
 )
-LEASE_S, PARTITION_S = run_lengths.size((1.0, 2.0), (3.0, 10.0))
+HEARTBEAT_TIMEOUT_S, PARTITION_S = run_lengths.size((1.0, 2.0), (3.0, 10.0))
 HEALED_WITHIN_S = 5.0
 SIZE, BATCH = run_lengths.size(2_048, 8_192), 8
 DIRECTIONS = ("both", "requests", "replies")
@@ -38,7 +38,7 @@ DIRECTIONS = ("both", "requests", "replies")
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedCluster]:
     saved = ["--checkpoints", str(tmp_path_factory.mktemp("checkpoints"))]
-    lease = ["--heartbeat-timeout", str(LEASE_S), "--heartbeat-interval", str(LEASE_S / 6)]
+    lease = ["--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S), "--heartbeat-interval", str(HEARTBEAT_TIMEOUT_S / 6)]
     flags = {"coordinator": [*lease, *saved], "server": saved}
     with ProxiedCluster(2, 2, tmp_path_factory.mktemp("store"), flags=flags) as cluster:
         yield cluster

@@ -2,7 +2,7 @@
 
 Each push is a gradient of ones for SGD with a rate of 1, so each element of each variable is minus the number of
 updates that were applied. HERE of the job's SESSIONS are threads of this process. Each one pushes PUSHES times, and
-pulls now and then. It prints how many pushes were acknowledged, in one line for each session.
+pulls periodically. It prints how many pushes were acknowledged, in one line for each session.
 """
 
 import sys

@@ -12,6 +12,6 @@ Tests import `Network` and `Proxy` from here. `conditions` is pure: it says when
 
 from support.faults.proxy.conditions import Conditions, Direction
 from support.faults.proxy.network import Network
-from support.faults.proxy.proxy import Counts, Proxy
+from support.faults.proxy.proxy import Proxy, ProxyCounts
 
-__all__ = ["Conditions", "Counts", "Direction", "Network", "Proxy"]
+__all__ = ["Conditions", "Direction", "Network", "Proxy", "ProxyCounts"]

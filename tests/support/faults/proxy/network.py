@@ -24,19 +24,19 @@ class Network(Mapping[str, Proxy]):
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
-        self._links: dict[str, Proxy] = {}
+        self._proxies: dict[str, Proxy] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
         self._thread.start()
 
     def __getitem__(self, name: str) -> Proxy:
-        return self._links[name]
+        return self._proxies[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._links)
+        return iter(self._proxies)
 
     def __len__(self) -> int:
-        return len(self._links)
+        return len(self._proxies)
 
     def proxy(self, name: str, target: str, listen: str = "127.0.0.1:0") -> Proxy:
         """Adds a link.
@@ -49,25 +49,25 @@ class Network(Mapping[str, Proxy]):
         Returns:
             Its proxy, which accepts connections.
         """
-        assert name not in self._links, f"there is a link {name}"
+        assert name not in self._proxies, f"there is a link {name}"
         host, _, port = listen.rpartition(":")
         listening = socket.create_server((host, int(port)), backlog=128)
         chance = random.Random(f"{self._seed} {name}")
         made = Proxy(name, target, listening, chance, self._loop, self._call)
         asyncio.run_coroutine_threadsafe(made.start(), self._loop).result(_CALL_S)
-        self._links[name] = made
+        self._proxies[name] = made
         return made
 
     def heal(self) -> None:
         """Ends the faults of all links."""
-        for link in self._links.values():
+        for link in self._proxies.values():
             link.heal()
 
     def close(self) -> None:
         """Closes all links and their connections."""
         if self._loop.is_closed():
             return
-        for link in self._links.values():
+        for link in self._proxies.values():
             asyncio.run_coroutine_threadsafe(link.stop(), self._loop).result(_CALL_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CALL_S)

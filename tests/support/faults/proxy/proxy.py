@@ -17,7 +17,7 @@ _CONNECT_S = 30.0
 
 
 @dataclass(slots=True)
-class Counts:
+class ProxyCounts:
     """What a proxy has done.
 
     Attributes:
@@ -69,7 +69,7 @@ class Proxy:
         self._healed.set()
         self._connections: set[ProxiedConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._counts = Counts()
+        self._counts = ProxyCounts()
         self._server: asyncio.Server | None = None
 
     # Faults. Each stays until `heal`, except for `cut`.
@@ -127,9 +127,9 @@ class Proxy:
         self._on_loop(restore)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> ProxyCounts:
         """What the proxy has done so far."""
-        found: Counts = self._on_loop(lambda: replace(self._counts))
+        found: ProxyCounts = self._on_loop(lambda: replace(self._counts))
         return found
 
     # Of the network, on its loop.
@@ -198,4 +198,4 @@ class Proxy:
         return not dropped
 
 
-__all__ = ["Counts", "Proxy"]
+__all__ = ["Proxy", "ProxyCounts"]
