@@ -140,20 +140,21 @@ def test_acknowledged_pushes_that_are_sent_again_are_recognised(
     assert recognised == sent * shards**2
 
 
-# Samples and epochs: 12 steps in the short form, and about 5 minutes of steps in the long one.
-SLOW_SIZE, SLOW_EPOCHS = run_lengths.size((96, 2), (512, 12))
+# Samples and epochs: 2 steps in the short form, and about 5 minutes of steps in the long one.
+SLOW_SIZE, SLOW_EPOCHS = run_lengths.size((32, 1), (512, 8))
+DELAY_S, JITTER_S = run_lengths.size((0.06, 0.01), (0.1, 0.02))
 LOSS_WITHIN = 0.01
 MEMBERS = ("server-0", "server-1", "worker-0", "worker-1")
 
 
 @pytest.mark.timeout(900)
 def test_a_slow_network_changes_nothing_but_the_time(cluster: ProxiedCluster, client: shoal.Client) -> None:
-    """Each segment takes 100 ms, give or take 20 ms, in each direction, and one of a hundred 300 ms more."""
+    """Each segment takes 100 ms in each direction, and one of a hundred 300 ms more."""
     with run_lengths.count_runs("slow_network", 1, "s of training") as rows:
         clean = loss_of(client, client.submit(plane("clean")))
         lives, refused = incarnations(client), {name: faults(cluster, name) for name in FAULTS}
         for link in cluster.links():
-            link.delay(0.1, 0.02)
+            link.delay(DELAY_S, JITTER_S)
             link.stall(0.01, 0.3)
         begun = time.monotonic()
         slow = loss_of(client, client.submit(plane("slow")))

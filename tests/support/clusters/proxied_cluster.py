@@ -12,7 +12,7 @@ A server listens on 127.0.0.1 and advertises 127.0.0.2, where its proxies listen
 
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -150,7 +150,7 @@ class ProxiedCluster:
         return process
 
     def _share_tokens(self) -> None:
-        """Lets members and sessions find their tokens under the addresses of their proxies, as after `shoal token`."""
+        """Lets members and sessions find their tokens under the addresses that they call: those of their proxies."""
         tokens = {AccessRole(role): token for role, token in AccessFile(self.address).read().items()}
         for link in self.links(" to coordinator"):
             file = AccessFile(link.address)
@@ -175,10 +175,6 @@ class ProxiedCluster:
         """Reserves a port until the end of the cluster, so that a restarted role finds it free."""
         holder = self._stack.enter_context(_rpc.reserve(_HERE, 0))
         return f"{_HERE}:{holder.getsockname()[1]}"
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterates over the names of the members."""
-        return iter(self._members)
 
 
 __all__ = ["SESSIONS", "ProxiedCluster"]
