@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,31 @@ def paced(folder: Path) -> shoal.Job:
     )
 
 
+def longest_wait(client: shoal.Client, victim: str, seen: Callable[[], int]) -> float:
+    """Returns the longest time between two steps, from now until the others make steps without the victim.
+
+    Its trainer may finish a step before it ends, too.
+    """
+    longest, stepped_at, value, lost_value = 0.0, time.monotonic(), seen(), 0
+
+    def steps_without_it() -> bool:
+        nonlocal longest, stepped_at, value, lost_value
+        now, found = time.monotonic(), seen()
+        longest = max(longest, now - stepped_at)
+        if found > value:
+            stepped_at, value = now, found
+        is_lost = any(member.member == victim and not member.alive for member in client.status().members)
+        lost_value = lost_value or (found if is_lost else 0)
+        return bool(lost_value) and found > lost_value + 2 * BATCH
+
+    wait_until(steps_without_it, what=f"steps without {victim}", timeout_s=60)
+    return longest
+
+
 @pytest.mark.timeout(60 + 20 * KILLS)
-def test_steps_go_on_when_the_lease_of_a_killed_worker_ends(small_cluster: shoal.LocalCluster, tmp_path: Path) -> None:
+def test_steps_go_on_after_the_heartbeat_timeout_of_a_killed_worker(
+    small_cluster: shoal.LocalCluster, tmp_path: Path
+) -> None:
     seed = random.randrange(2**32)
     chance, pause = random.Random(seed), threading.Event()
     print(f"seed {seed}")
@@ -53,7 +77,7 @@ def test_steps_go_on_when_the_lease_of_a_killed_worker_ends(small_cluster: shoal
             return set(job.status().workers) == {"worker-0", "worker-1"} and job.status().progress.steps > 0
 
         took = []
-        with run_lengths.count_runs("worker_kill", KILLS, "s until the next step") as rows:
+        with run_lengths.count_runs("worker_kill", KILLS, "s between two steps") as rows:
             for _ in range(KILLS):
                 wait_until(both_train, what="two workers")
                 begun = seen()
@@ -61,12 +85,9 @@ def test_steps_go_on_when_the_lease_of_a_killed_worker_ends(small_cluster: shoal
                 pause.wait(chance.uniform(0.0, 4 * STEP_S))  # the moment is what is random
                 victim = chance.randrange(2)
                 small_cluster.kill("worker", victim)
-                killed_at, before = time.monotonic(), seen()
-                # One step may have had the victim's gradient already. The next one waits for the end of its lease.
-                wait_until(lambda: seen() > before + 2 * BATCH, what=f"a step without worker-{victim}")  # noqa: B023
-                took.append(time.monotonic() - killed_at)
+                took.append(longest_wait(client, f"worker-{victim}", seen))
                 assert took[-1] <= HEARTBEAT_TIMEOUT_S + 1.0
                 small_cluster.restart("worker", victim)
                 rows.passes(took[-1])
-        print(f"{KILLS} workers killed; the next step came within {max(took):.2f} s")
+        print(f"{KILLS} workers killed; the next step took at most {max(took):.2f} s")
         job.cancel()
