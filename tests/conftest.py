@@ -15,6 +15,7 @@ import pytest
 
 import shoal
 from shoal import local_cluster as local_clusters
+from support.clusters import proxied_cluster
 from support.clusters.local import Mended, local_cluster
 from support.clusters.shared_forks import SharedForks
 from support.run_lengths import draws
@@ -36,7 +37,8 @@ def shared_forks() -> Iterator[None]:
     """Lets the local clusters of this process share a fork server, which takes three seconds to load."""
     forks = SharedForks(os.environ)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_clusters, "ForkServer", forks.lend)
+        for clusters in (local_clusters, proxied_cluster):
+            patch.setattr(clusters, "ForkServer", forks.lend)
         yield
     forks.end()
 

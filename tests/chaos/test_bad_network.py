@@ -141,7 +141,7 @@ def test_acknowledged_pushes_that_are_sent_again_are_recognised(
 
 
 # Samples and epochs: 2 steps in the short form, and about 5 minutes of steps in the long one.
-SLOW_SIZE, SLOW_EPOCHS = run_lengths.size((32, 1), (512, 8))
+SLOW_SIZE, SLOW_EPOCHS = run_lengths.size((32, 1), (512, 12))
 DELAY_S, JITTER_S = run_lengths.size((0.06, 0.01), (0.1, 0.02))
 LOSS_WITHIN = 0.01
 MEMBERS = ("server-0", "server-1", "worker-0", "worker-1")

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 
 import shoal
-from shoal import _rpc, local_cluster
-from shoal._role import RoleProcess
+from shoal import _rpc
+from shoal._role import ForkServer, RoleProcess
 from shoal._security import AccessRole
 from shoal._security.access_files import AccessFile
 from support.clusters.local import PROGRAMS
@@ -64,8 +64,7 @@ class ProxiedCluster:
         self._processes: dict[str, RoleProcess] = {}
         self._stack = ExitStack()
         self.network = self._stack.enter_context(Network(seed))
-        # The one that the other clusters of the tests use.
-        self._forks = local_cluster.ForkServer(os.environ, show_log=False)
+        self._forks = ForkServer(os.environ, show_log=False)
         self._stack.callback(self._forks.close)
         self._ports: dict[str, list[str]] = {"coordinator": ["--listen", self._reserve()]}
         self._members = [*(f"server-{it}" for it in range(servers)), *(f"worker-{it}" for it in range(workers))]
