@@ -18,7 +18,7 @@ from support.waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 ROLES = ("coordinator", "server-0", "server-1", "worker-0", "worker-1")
-OFF_S, HEARTBEAT_TIMEOUT_S = 300.0, 3.0
+OFF_S, HEARTBEAT_TIMEOUT_S = 300.0, run_lengths.size(1.2, 3.0)
 # Role, seconds ahead, and whether it starts with this clock.
 CASES = run_lengths.size(
     [("coordinator", -OFF_S, False), ("coordinator", OFF_S, True), ("server-0", OFF_S, False)],
@@ -34,8 +34,8 @@ def clocks(tmp_path_factory: pytest.TempPathFactory) -> WallClocks:
 
 @pytest.fixture(scope="module")
 def cluster(clocks: WallClocks) -> Iterator[shoal.LocalCluster]:
-    flags = {"coordinator": ["--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S)], **clocks.flags}
-    with local_cluster(2, 2, flags, env=clocks.environment) as cluster:
+    timeout = ["--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S), "--heartbeat-interval", str(HEARTBEAT_TIMEOUT_S / 6)]
+    with local_cluster(2, 2, {"coordinator": timeout, **clocks.flags}, env=clocks.environment) as cluster:
         yield cluster
 
 
