@@ -243,10 +243,11 @@ def test_a_new_generation_replaces_all_connections(cluster: FakeReplicas) -> Non
 
 def test_an_answer_that_is_late_moves_nothing_back(cluster: FakeReplicas) -> None:
     early = cluster.placement
+    answers: list[Placement] = []
     with cluster.client(locate=lambda known: known.renewed(answers.pop(0).to_proto())) as client:
         client.pull()
         cluster.promote(FIRST)
-        answers = [cluster.placement, early]
+        answers += [cluster.placement, early]
         client.push(ONES)
         cluster.servers[SECOND].refuses = errors.Moved("not here")
         with pytest.raises(IndexError):  # after the answer that was late, it asks again
@@ -300,7 +301,7 @@ LARGE = {"w": Variable(4096, partitioner=FixedShards(2))}
 
 @pytest.fixture
 def two_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ShardServers, ShardServers]]:
-    """Yields two servers with the same shards, of which the second stands for a promoted backup of the first."""
+    """Yields two servers with the same shards; the second one stands for a promoted backup of the first."""
     monkeypatch.setattr(shared_memory, "SHARED_FROM_BYTES", 0)
     with ShardServers(LARGE) as first, ShardServers(LARGE) as second:
         for servers in (first, second):

@@ -81,8 +81,8 @@ class Locator:
             return self._answer, self._gone
 
 
-class Pauses:
-    """The pauses between the attempts of one call.
+class AttemptBackoff:
+    """The waits between the attempts of one call.
 
     Args:
         failed_at: when the first attempt failed.
@@ -103,7 +103,7 @@ class Pauses:
 
         Args:
             now: the time.
-            moves: whether the shards are expected on another server soon, so that pauses stay short.
+            moves: whether the shards are expected on another server soon, so that waits stay short.
         """
         pause = self._backoff.next()
         if not moves:
@@ -112,4 +112,4 @@ class Pauses:
         return min(pause, longest * (1 - self._jitter() / 4))
 
 
-__all__ = ["WITHOUT_PRIMARY", "Locator", "Pauses", "locate"]
+__all__ = ["WITHOUT_PRIMARY", "AttemptBackoff", "Locator", "locate"]

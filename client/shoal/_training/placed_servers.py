@@ -16,7 +16,7 @@ from shoal._memory.gc_control import delayed_gc
 from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._system.logs import Log
 from shoal._training.call_threads import CallThreads
-from shoal._training.failover import WITHOUT_PRIMARY, Locator, Pauses
+from shoal._training.failover import WITHOUT_PRIMARY, AttemptBackoff, Locator
 from shoal._transport import ServerConnection
 from shoal._wire import Aggregation, ArraySource, Packer, Placement, PushPayload
 from shoal._wire.limits import MAX_STEP
@@ -39,14 +39,14 @@ class _Failures:
     Attributes:
         connection: connection to the lock group.
         waits: whether the call waits for other workers.
-        pauses: pauses before the next attempts.
+        backoff: the pauses before the next attempts.
         renewed: whether the server has refused a ticket.
         silent_at: when the group first had no server that answers; None means that it has one.
     """
 
     connection: ServerConnection
     waits: bool
-    pauses: Pauses
+    backoff: AttemptBackoff
     renewed: bool = False
     silent_at: float | None = None
 
@@ -163,7 +163,7 @@ class PlacedServers:
                 with self.watched():
                     return call()
             except errors.ShoalError as error:
-                failures = failures or _Failures(connection, waits, Pauses(time.monotonic()))
+                failures = failures or _Failures(connection, waits, AttemptBackoff(time.monotonic()))
                 if not self._repeats(error, failures, moves):
                     raise
 
@@ -246,7 +246,7 @@ class PlacedServers:
             if not failures.waits or not self._worker:  # a reader decides itself
                 return False
             self.on_retry()
-            time.sleep(failures.pauses.next(time.monotonic(), moves=False))
+            time.sleep(failures.backoff.next(time.monotonic(), moves=False))
             return True
         if isinstance(error, errors.Unauthenticated):
             if failures.renewed:
@@ -262,12 +262,12 @@ class PlacedServers:
             return True
         now = time.monotonic()
         failures.silent_at = now if failures.silent_at is None else failures.silent_at
-        if now - failures.silent_at + failures.pauses.at_most > self._retry_for_s:
+        if now - failures.silent_at + failures.backoff.at_most > self._retry_for_s:
             if silent:
                 raise self._unreachable(connection, error) from None
             return False
         self.on_retry()
-        time.sleep(failures.pauses.next(now, moves=lost or self._replicated))
+        time.sleep(failures.backoff.next(now, moves=lost or self._replicated))
         return True
 
     def _unreachable(self, connection: ServerConnection, error: errors.ShoalError) -> errors.Unreachable:

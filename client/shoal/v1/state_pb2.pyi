@@ -469,7 +469,9 @@ class GroupCopiesRecord(_message.Message):
     untold: _builtins.bool
     """Whether the primary may not know yet that it is the primary, or that it has no backup any more."""
     @_builtins.property
-    def primary(self) -> Global___ServerRecord: ...
+    def primary(self) -> Global___ServerRecord:
+        """The server that serves the group."""
+
     @_builtins.property
     def backup(self) -> Global___ServerRecord:
         """The server with the complete backup. Not set if there is none."""
@@ -1311,9 +1313,13 @@ class DropBackupEffect(_message.Message):
     generation: _builtins.int
     """As in AddBackupEffect."""
     group: _builtins.int
+    """As in AddBackupEffect."""
     term: _builtins.int
+    """As in AddBackupEffect."""
     @_builtins.property
-    def server(self) -> Global___ServerRecord: ...
+    def server(self) -> Global___ServerRecord:
+        """The server that the effect calls: the primary."""
+
     def __init__(
         self,
         *,
@@ -1343,7 +1349,9 @@ class PromoteEffect(_message.Message):
     generation: _builtins.int
     """As in AddBackupEffect."""
     group: _builtins.int
+    """As in AddBackupEffect."""
     term: _builtins.int
+    """As in AddBackupEffect."""
     @_builtins.property
     def server(self) -> Global___ServerRecord:
         """The server that the effect calls: the backup."""
@@ -1378,7 +1386,9 @@ class ProbeServerEffect(_message.Message):
     asked_at: _builtins.float
     """The time of the decision, in seconds of Unix time. A later heartbeat shows that the server is alive."""
     @_builtins.property
-    def server(self) -> Global___ServerRecord: ...
+    def server(self) -> Global___ServerRecord:
+        """The server that the effect calls."""
+
     def __init__(
         self,
         *,

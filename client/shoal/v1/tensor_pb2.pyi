@@ -358,10 +358,9 @@ class ShardPlacement(_message.Message):
     address: _builtins.str
     """host:port of that server."""
     backup: _builtins.str
-    """Member id of the server with the backup of the shard's lock group, and its address. Not set while there is no
-    complete backup.
-    """
+    """Member id of the server with the backup of the shard's lock group. Not set while there is no complete backup."""
     backup_address: _builtins.str
+    """host:port of that server. Not set while there is no complete backup."""
     term: _builtins.int
     """The number of the coordinator's latest decision about the copies of the shard's lock group. Two placements of one
     generation differ only in servers, backups and terms.

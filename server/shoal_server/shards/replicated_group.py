@@ -222,7 +222,8 @@ class ReplicatedGroup(GroupShell):
         self._advance(events.Folded(self._updates.folds.count))
         self._advance(events.FoldsDone())
         _log.info("this server is the primary now", job=self.config.name, group=self.number, term=term)
-        return self.version
+        with self._lock:
+            return self._state.version
 
     def lose_primary(self, why: str) -> None:
         """Records that the connection to the primary broke."""

@@ -23,7 +23,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0
 
 @dataclass(slots=True)
 class _Attempts:
-    """The failed copies of one group. They are not stored: the next coordinator begins anew.
+    """The failed copies of one group. They are not stored: the next coordinator begins again.
 
     Attributes:
         pause_s: seconds from the latest failure to the next attempt.

@@ -1,4 +1,4 @@
-"""Questions where lock groups are, and the pauses between them."""
+"""Questions where lock groups are, and the backoff between them."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal._training.failover import Locator, Pauses
+from shoal._training.failover import AttemptBackoff, Locator
 from shoal._wire import Placement
 
 KNOWN = Placement("job", 1, {}, ())
@@ -66,25 +66,25 @@ def test_without_a_coordinator_nothing_moves() -> None:
 
 @given(jitter=st.floats(0, 0.999), lost_s=st.floats(0, 30))
 def test_pauses_are_short_while_a_backup_is_promoted(jitter: float, lost_s: float) -> None:
-    pauses = Pauses(0.0, lambda: jitter)
+    backoff = AttemptBackoff(0.0, lambda: jitter)
     for _ in range(20):
-        assert 0 < pauses.next(lost_s, moves=True) <= max(0.2, min(0.15 * lost_s, 1.0))
-    assert pauses.next(lost_s, moves=True) >= 0.15, "many workers do not ask all the time"
+        assert 0 < backoff.next(lost_s, moves=True) <= max(0.2, min(0.15 * lost_s, 1.0))
+    assert backoff.next(lost_s, moves=True) >= 0.15, "many workers do not ask all the time"
 
 
 @given(jitter=st.floats(0, 0.999))
 def test_a_loss_of_a_second_causes_few_questions(jitter: float) -> None:
-    pauses, now, questions = Pauses(0.0, lambda: jitter), 0.0, 0
+    backoff, now, questions = AttemptBackoff(0.0, lambda: jitter), 0.0, 0
     while now < 1.0:
-        now += pauses.next(now, moves=True)
+        now += backoff.next(now, moves=True)
         questions += 1
     assert questions <= 10
     while now < 10.0:
-        now += pauses.next(now, moves=True)
+        now += backoff.next(now, moves=True)
         questions += 1
     assert questions <= 35
 
 
 def test_a_server_that_may_answer_again_is_asked_as_before() -> None:
-    pauses = Pauses(0.0, lambda: 0.0)
-    assert [pauses.next(0.0, moves=False) for _ in range(8)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    backoff = AttemptBackoff(0.0, lambda: 0.0)
+    assert [backoff.next(0.0, moves=False) for _ in range(8)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
