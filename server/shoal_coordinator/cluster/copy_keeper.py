@@ -43,7 +43,7 @@ class CopyKeeper:
         pending_effects: pending effects of the cluster.
         emit: receives the effects that are decided.
         schedule: runs the scheduler, given the time; it calls `grow`.
-        declare_lost: handles servers that give no sign of life, as those whose heartbeat timeout has expired.
+        declare_lost: handles servers that do not answer, as those whose heartbeat timeout has expired.
         fail_checkpoint: handles a checkpoint attempt that cannot go on.
 
     Attributes:
@@ -147,12 +147,12 @@ class CopyKeeper:
     def _redirect(self, job: JobMachine, lost: Member, now: float) -> None:
         """Sends the effects to the new primaries that were meant for a lost server, after these know that they are."""
         self._emit(self._pending_effects.take_for(job.ref, lost.id, job.servers))
-        saving = [it for it in self._pending_effects if it.job == job.ref and _saves_on(it, lost.id)]
-        for effect in saving:
+        attempts = [it for it in self._pending_effects if it.job == job.ref and _saves_on(it, lost.id)]
+        for effect in attempts:
             if isinstance(effect, TakeCut):  # the new primaries cannot continue a cut of the old ones
                 reason = f"server {lost.id} was lost during the checkpoint"
                 self._fail_checkpoint(events.CheckpointFailed(job.ref, reason, effect=effect.number), now)
-        if saving and not job.ended:
+        if attempts and not job.ended:
             self._emit(job.request_checkpoint_from(now, now))
 
     def _is_usable(self, server: ServerRef) -> bool:
@@ -177,14 +177,14 @@ class CopyKeeper:
             self._schedule(now)
 
     def probe(self, job: JobRef, server: ServerRef, now: float) -> None:
-        """Asks a server for a sign of life, unless it is being asked already."""
+        """Asks a server for an answer, unless it is being asked already."""
         incarnation = self._members.incarnation_at(server)
         asked = any(isinstance(it, ProbeServer) and it.server == server for it in self._pending_effects)
         if incarnation and not asked:
             self._emit([ProbeServer(job, server, incarnation, now)])
 
     def probe_all(self, job: JobMachine, now: float) -> None:
-        """Asks the primaries of a job for a sign of life, because a worker found its shards gone."""
+        """Asks the primaries of a job for an answer, because a worker found its shards gone."""
         for server in job.servers:
             self.probe(job.ref, server, now)
 

@@ -1,4 +1,4 @@
-"""Calls to servers about the copies of lock groups, and the call that asks a server for a sign of life."""
+"""Calls to servers about the copies of lock groups, and the call that asks a server for an answer."""
 
 from collections.abc import Callable
 
@@ -88,7 +88,7 @@ def tell(effect: DropBackup | Promote, calls: ServerCalls) -> GroupTold:
 
 
 def probe(effect: ProbeServer, calls: ServerCalls) -> ServerProbed:
-    """Asks a server for a sign of life.
+    """Asks a server for an answer.
 
     The question names a job of the server. So a new process at the same address, which has registered later or not yet,
     does not count as this server. The server answers without a lock that a training step holds.

@@ -74,7 +74,7 @@ def _what(effect: Effect) -> str:
         case Promote():
             return f"the backup on server {effect.server.member} could not become the primary"
         case ProbeServer():
-            return f"server {effect.server.member} could not be asked for a sign of life"
+            return f"server {effect.server.member} could not be asked for an answer"
         case ScanCheckpoints():
             return "its checkpoints could not be listed"
         case TakeCut():

@@ -68,7 +68,7 @@ class Promote:
 
 @dataclass(frozen=True, slots=True)
 class ProbeServer:
-    """Asks a server for a sign of life, because a backup does not reach it any more. The outcome is `ServerProbed`.
+    """Asks a server for an answer, because a backup does not reach it any more. The outcome is `ServerProbed`.
 
     Attributes:
         incarnation: the server's incarnation.
@@ -121,7 +121,7 @@ class GroupTold(EffectOutcome):
 
 @dataclass(frozen=True, slots=True)
 class ServerProbed(EffectOutcome):
-    """A server was asked for a sign of life. Empty `silence` means that it answered."""
+    """A server was asked for an answer. Empty `silence` means that it answered."""
 
     server: ServerRef
     incarnation: int

@@ -64,7 +64,7 @@ class GroupCopies:
             primary=server_record(self.primary),
             backup=server_record(self.backup) if self.backup else None,
             growing=server_record(self.growing) if self.growing else None,
-            untold=not self.told,
+            not_told=not self.told,
         )
 
     @classmethod
@@ -76,7 +76,7 @@ class GroupCopies:
             record.term,
             server_of(record.backup) if record.HasField("backup") else None,
             server_of(record.growing) if record.HasField("growing") else None,
-            told=not record.untold,
+            told=not record.not_told,
         )
 
     def validate(self) -> None:

@@ -311,7 +311,7 @@ class TestReports:
         rig.pass_time(1.0).perform()
         assert rig.status("a").copies == 2
 
-    def test_of_a_backup_ask_the_primary_for_a_sign_of_life(self) -> None:
+    def test_of_a_backup_ask_the_primary(self) -> None:
         rig = running()
         group = of_server(rig, "s1")
         assert group.backup
