@@ -157,24 +157,23 @@ class StateCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields one family for each metric."""
-        unwritten, waiting = (
-            self._coordinator.unwritten,
-            self._coordinator.waiting_workers,
-        )  # `reading` waits for writes
+        unwritten = self._coordinator.unwritten  # before `reading`, which waits until nothing is unwritten
+        waiting = self._coordinator.waiting_workers
         with self._coordinator.reading() as (cluster, now):
             members, generation, pending = cluster.listing.member_states(), cluster.generation, cluster.pending_effects
             live, states = cluster.listing.live_checkpoints(), cluster.listing.job_states()
             wanted, hold = cluster.wanted_workers, cluster.members.breaker.hold
             interval_s = cluster.members.heartbeat_interval_s
-            counters, without_backup = cluster.counters, cluster.groups_without_backup
-            restarts, ended, quarantined = dict(counters.restarts), dict(counters.ended), dict(counters.quarantined)
+            restarts, ended = dict(cluster.counters.restarts), dict(cluster.counters.ended)
+            quarantined, hung = dict(cluster.counters.quarantined), cluster.counters.hung
+            copies = [*_copies(cluster.counters.failovers, cluster.groups_without_backup)]
         yield _members(members)
         yield _counted("limits_exceeded", _REFUSALS, "limit", refusals("coordinator"))
         yield _effects(pending)
         yield _jobs(states)
         yield from _ends(ended, restarts)
-        yield from _failing_workers(quarantined, counters.hung)
-        yield from _copies(counters.failovers, without_backup)
+        yield from _failing_workers(quarantined, hung)
+        yield from copies
         for name, text, value in (
             (
                 "wanted_workers",
