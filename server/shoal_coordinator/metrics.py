@@ -16,9 +16,9 @@ from prometheus_client.registry import Collector
 from shoal._limits import refusals
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import JobState, Role
-from shoal_coordinator.cluster import CheckpointAge
+from shoal_coordinator.cluster import CheckpointAge, Cluster
 from shoal_coordinator.coordinator import Coordinator
-from shoal_coordinator.job import QuarantineReason, RestartReason
+from shoal_coordinator.job import JobCounters, RestartReason
 from shoal_coordinator.messages import Effect, events
 from shoal_coordinator.observer import Observer
 
@@ -165,15 +165,13 @@ class StateCollector(Collector):
             wanted, hold = cluster.wanted_workers, cluster.members.breaker.hold
             interval_s = cluster.members.heartbeat_interval_s
             restarts, ended = dict(cluster.counters.restarts), dict(cluster.counters.ended)
-            quarantined, hung = dict(cluster.counters.quarantined), cluster.counters.hung
-            copies = [*_copies(cluster.counters.failovers, cluster.groups_without_backup)]
+            counted = [*_failing_workers(cluster.counters), *_copies(cluster)]
         yield _members(members)
         yield _counted("limits_exceeded", _REFUSALS, "limit", refusals("coordinator"))
         yield _effects(pending)
         yield _jobs(states)
         yield from _ends(ended, restarts)
-        yield from _failing_workers(quarantined, hung)
-        yield from copies
+        yield from counted
         for name, text, value in (
             (
                 "wanted_workers",
@@ -232,31 +230,31 @@ def _ends(ended: Mapping[JobState, int], restarts: Mapping[RestartReason, int]) 
     yield _counted("restarts", text, "reason", restarts)
 
 
-def _failing_workers(quarantined: Mapping[QuarantineReason, int], hung: int) -> Iterator[Metric]:
+def _failing_workers(counters: JobCounters) -> Iterator[Metric]:
     yield _counted(
         "quarantines",
         "Workers that got no assignment of a job for a while, because their trainers crashed or hung repeatedly.",
         "reason",
-        quarantined,
+        counters.quarantined,
     )
     yield CounterMetricFamily(
         "shoal_coordinator_hung_trainers",
         "Trainers that were restarted because they made no step while other workers waited for them.",
-        hung,
+        counters.hung,
     )
 
 
-def _copies(failovers: int, without_backup: int) -> Iterator[Metric]:
+def _copies(cluster: Cluster) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "shoal_coordinator_failovers",
         "Losses of servers after which a job continued with the backups of its shards.",
-        failovers,
+        cluster.counters.failovers,
     )
     yield GaugeMetricFamily(
         "shoal_coordinator_groups_without_backup",
         "Lock groups of live jobs with replicas that have no complete backup. If the server of one is lost, its job "
         "goes back to a checkpoint.",
-        without_backup,
+        cluster.groups_without_backup,
     )
 
 
