@@ -218,7 +218,13 @@ class ServerMetrics:
         undelivered_norms: Sequence[UndeliveredNorm] = (),
         broken_replicas: Sequence[BrokenReplica] = (),
     ) -> ServerLoad:
-        """Returns the server's load for its heartbeats, with the first ones of these norms and replicas."""
+        """Returns the server's load for its heartbeats.
+
+        Args:
+            waiting_pulls: number of pulls that wait.
+            undelivered_norms: norms that other servers have not taken; the load has the first ones.
+            broken_replicas: lock groups whose other copy is not reached; the load has the first ones.
+        """
         return ServerLoad(
             updates=_sum(self._updates),
             received_bytes=_sum(self._transports.received),

@@ -47,13 +47,6 @@ def check_replicas(job: Any) -> None:
             min_replicas=job.min_replicas,
             replicas=job.replicas,
         )
-    if job.replicas > 1 and job.optimizer.clip_norm and job.shards != 1:
-        raise errors.InvalidJob(
-            f"replicas is {job.replicas}, and the optimizer has clip_norm; servers measure one norm together, and "
-            "backups do not take part in that yet: set shards=1, or leave out clip_norm or replicas",
-            replicas=job.replicas,
-            shards=job.shards,
-        )
 
 
 __all__ = ["check_ranges", "check_replicas", "check_session", "check_workers"]

@@ -433,7 +433,7 @@ class CopiesRecord(_message.Message):
 
     @_builtins.property
     def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]:
-        """The servers that may have remains of the shards, such as a copy that was given up. DropShards goes to all of them."""
+        """The servers that may have remains of the shards, such as an abandoned copy. DropShards goes to all of them."""
 
     def __init__(
         self,
@@ -461,12 +461,12 @@ class GroupCopiesRecord(_message.Message):
     PRIMARY_FIELD_NUMBER: _builtins.int
     BACKUP_FIELD_NUMBER: _builtins.int
     GROWING_FIELD_NUMBER: _builtins.int
-    UNTOLD_FIELD_NUMBER: _builtins.int
+    NOT_TOLD_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """The smallest index of its shards."""
     term: _builtins.int
     """The number of the latest decision about the copies; 0 before the first one."""
-    untold: _builtins.bool
+    not_told: _builtins.bool
     """Whether the primary may not know yet that it is the primary, or that it has no backup any more."""
     @_builtins.property
     def primary(self) -> Global___ServerRecord:
@@ -488,11 +488,11 @@ class GroupCopiesRecord(_message.Message):
         primary: Global___ServerRecord | None = ...,
         backup: Global___ServerRecord | None = ...,
         growing: Global___ServerRecord | None = ...,
-        untold: _builtins.bool = ...,
+        not_told: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "growing", b"growing", "primary", b"primary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "group", b"group", "growing", b"growing", "primary", b"primary", "term", b"term", "untold", b"untold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "group", b"group", "growing", b"growing", "not_told", b"not_told", "primary", b"primary", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1374,7 +1374,7 @@ Global___PromoteEffect: _TypeAlias = PromoteEffect  # noqa: Y015
 
 @_typing.final
 class ProbeServerEffect(_message.Message):
-    """Asks a server for a sign of life, because a backup does not reach it any more."""
+    """Asks a server for an answer, because a backup does not reach it any more."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

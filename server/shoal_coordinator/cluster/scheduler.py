@@ -24,7 +24,7 @@ from shoal_coordinator.cluster.placement import (
     ShardPlan,
     candidates_for_one_server,
 )
-from shoal_coordinator.job import JobMachine, grouped
+from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import Effect
 
 # Maximum number of jobs that a waiting job names as those that have the workers.
@@ -175,7 +175,6 @@ class Scheduler:
                 # norms name servers, but a failover changes the servers of a job.
                 candidates = candidates_for_one_server(candidates, job.previous_servers)
             shards = self._placement.assign(layouts, self.norm_watch.usable(job, candidates), job.previous_servers)
-            shards = grouped(shards) if replicated else shards
         except errors.ShoalError as error:
             self._emit(job.fail(f"its variables cannot be placed: {error.message}", now))
             return WaitReason()

@@ -7,7 +7,7 @@ the coordinator: `messages`.
 """
 
 from shoal_coordinator.job.checkpoints import NO_STORAGE
-from shoal_coordinator.job.copies import CopyMachine, GroupCopies, grouped
+from shoal_coordinator.job.copies import CopyMachine, GroupCopies
 from shoal_coordinator.job.counters import JobCounters, QuarantineReason, RestartReason
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.ledger import Ledger, default_range_size
@@ -30,5 +30,4 @@ __all__ = [
     "RestartReason",
     "Submission",
     "default_range_size",
-    "grouped",
 ]

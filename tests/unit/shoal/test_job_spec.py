@@ -110,8 +110,6 @@ def test_bad_programs(program: str) -> None:
         ({"replicas": 3}, "replicas is 3"),
         ({"min_replicas": 2}, r"min_replicas is 2; it must be from 1 to replicas \(1\)"),
         ({"replicas": 2, "min_replicas": 3}, "min_replicas is 3"),
-        ({"replicas": 2, "optimizer": optim.SGD(clip_norm=1.0)}, "clip_norm.*set shards=1"),
-        ({"replicas": 2, "optimizer": optim.SGD(clip_norm=1.0), "shards": 2}, "clip_norm.*set shards=1"),
         ({"seed": 2**64}, "seed"),
         ({"batch_size": 32, "range_size": 48}, "multiple of batch_size"),
         ({"workers": 2, "consistency": Synchronous(backup_workers=2)}, "backup workers"),

@@ -5,7 +5,7 @@ group, and `CopyTable` that of all groups of a job, with the placement that foll
 """
 
 from shoal_coordinator.job.copies.copy_machine import CopyMachine
-from shoal_coordinator.job.copies.copy_table import CopyTable, grouped
+from shoal_coordinator.job.copies.copy_table import CopyTable
 from shoal_coordinator.job.copies.group_copies import GroupCopies
 
-__all__ = ["CopyMachine", "CopyTable", "GroupCopies", "grouped"]
+__all__ = ["CopyMachine", "CopyTable", "GroupCopies"]

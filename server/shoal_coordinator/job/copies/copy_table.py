@@ -1,7 +1,6 @@
 """The copies of all lock groups of one job, and the placement that follows from them (no I/O)."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from shoal._wire import Placement, ShardPlacement
@@ -41,9 +40,11 @@ class CopyTable:
         self.planned = self._placement = placement
         self.groups, self.sizes, self._holders = {}, {}, frozenset(servers_of(placement)) if placement else frozenset()
         if placement and replicated:
-            primaries = {shard.group: ServerRef(shard.server, shard.address) for shard in placement.shards}
-            self.groups = {group: GroupCopies(group, primaries[group]) for group in sorted(primaries)}
-            self.sizes = _sizes(placement)
+            by_group = sorted(placement.by_group().items())
+            self.groups = {
+                group: GroupCopies(group, ServerRef(shards[0].server, shards[0].address)) for group, shards in by_group
+            }
+            self.sizes = {group: sum(shard.layout.nbytes for shard in shards) for group, shards in by_group}
         if had_groups or self.groups:
             self._changed(JobRecordKind.COPIES)
 
@@ -58,8 +59,12 @@ class CopyTable:
     def placement(self) -> Placement | None:
         """The planned placement with the present servers, backups and terms; None if the shards are not placed."""
         if self._placement is None and self.planned:  # made when it is read: one event may change many groups
-            shards = tuple(_placed(shard, self.groups[shard.group]) for shard in self.planned.shards)
-            self._placement = replace(self.planned, shards=shards)
+            placed = (
+                _placed(shard, self.groups[group])
+                for group, shards in self.planned.by_group().items()
+                for shard in shards
+            )
+            self._placement = replace(self.planned, shards=tuple(sorted(placed, key=lambda it: it.layout.shard)))
         return self._placement
 
     @property
@@ -99,34 +104,15 @@ class CopyTable:
             assert {group.primary, group.second} <= {*self._holders, None}, "a copy is on an unknown server"
         if self.groups:
             assert self.placement
-            assert {it.group for it in self.placement.shards} == self.groups.keys()
-            assert all(_agrees(it, self.groups[it.group]) for it in self.placement.shards)
-
-
-def grouped(shards: Iterable[ShardPlacement]) -> tuple[ShardPlacement, ...]:
-    """Returns shards with the numbers of their lock groups: the shards of one server are a group."""
-    shards = tuple(shards)
-    groups: dict[str, int] = {}
-    for shard in shards:
-        groups.setdefault(shard.server, shard.layout.shard)
-    return tuple(replace(shard, group=groups[shard.server]) for shard in shards)
-
-
-def _sizes(placement: Placement) -> Mapping[int, int]:
-    sizes: Counter[int] = Counter()
-    for shard in placement.shards:
-        sizes[shard.group] += shard.layout.nbytes
-    return sizes
+            by_group = self.placement.by_group()
+            assert by_group.keys() == self.groups.keys()
+            assert all(_placed(it, self.groups[group]) == it for group, shards in by_group.items() for it in shards)
 
 
 def _placed(shard: ShardPlacement, group: GroupCopies) -> ShardPlacement:
     backup = group.backup or ServerRef("", "")
     (server, address), (other, other_address) = group.primary, backup
-    return ShardPlacement(shard.layout, server, address, other, other_address, group.term, shard.group)
+    return ShardPlacement(shard.layout, server, address, other, other_address, group.term, group.group)
 
 
-def _agrees(shard: ShardPlacement, group: GroupCopies) -> bool:
-    return _placed(shard, group) == shard
-
-
-__all__ = ["CopyTable", "grouped"]
+__all__ = ["CopyTable"]

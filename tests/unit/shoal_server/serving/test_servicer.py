@@ -36,7 +36,8 @@ class NoEndpoints:
 def test_an_abandoned_call_that_waited_for_a_thread_changes_nothing(method: str, request_: Any) -> None:
     endpoints: Any = NoEndpoints()
     service: Any = None
-    servicer = ParameterServerServicer(ShardStore(), endpoints, service=service, threads={})
+    copies: Any = None
+    servicer = ParameterServerServicer(ShardStore(), endpoints, service=service, copies=copies, threads={})
     context = Abandoned()
     with pytest.raises(Aborted):
         getattr(servicer, method)(request_, context)
