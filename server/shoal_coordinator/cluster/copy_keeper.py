@@ -177,7 +177,13 @@ class CopyKeeper:
             self._schedule(now)
 
     def probe(self, job: JobRef, server: ServerRef, now: float) -> None:
-        """Asks a server for an answer, unless it is being asked already."""
+        """Asks a server for an answer, unless it is being asked already.
+
+        Args:
+            job: a job with shards on the server.
+            server: the server.
+            now: seconds of Unix time.
+        """
         incarnation = self._members.incarnation_at(server)
         asked = any(isinstance(it, ProbeServer) and it.server == server for it in self._pending_effects)
         if incarnation and not asked:

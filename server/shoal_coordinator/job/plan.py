@@ -139,7 +139,13 @@ class Plan:
         plan: state_pb2.PlanRecord | None,
         copies: state_pb2.CopiesRecord | None = None,
     ) -> None:
-        """Restores the plan from the job's record, and from those of the plan and of its copies if there are any."""
+        """Restores the plan from its records.
+
+        Args:
+            record: the job's record.
+            plan: the record of the plan; None if there is none.
+            copies: the record of the copies of its shards; None if there is none.
+        """
         self.assigned, self.created = record.assigned, record.created
         self.restored = frozenset(record.restored)
         self.learning_rate = Schedule.from_proto(record.learning_rate) if record.HasField("learning_rate") else None

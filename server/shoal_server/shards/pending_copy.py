@@ -42,7 +42,6 @@ class PendingCopy:
     Args:
         job: name of the job, for messages.
         log: gets the inputs from that moment on.
-        gradients, tickets: give numbers to gradients and to tickets.
     """
 
     def __init__(self, job: str, log: InputLog) -> None:

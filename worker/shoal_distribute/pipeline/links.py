@@ -135,6 +135,9 @@ def receive(links: StageLinks, sender: int, receiver: int, what: str, micro_batc
     Args:
         links, sender, receiver: see `StageLinks.receive`.
         what, micro_batch: see `send`.
+
+    Returns:
+        The message.
     """
     with _span("receive", sender, receiver, receiver, what, micro_batch) as span:
         message = links.receive(sender, receiver)

@@ -58,7 +58,11 @@ class StageThreads:
         return self._threads.run(calls, links.stop if links else lambda: None, follow_up=(Stopped,))
 
     def count_step(self, micro_batches: int, seconds: float, compute: Sequence[float]) -> None:
-        """Does nothing: no other process sees the times of these stages."""
+        """Does nothing: no other process sees the times of these stages.
+
+        Args:
+            micro_batches, seconds, compute: see `StageRunner.count_step`.
+        """
 
     def chosen(self, choose: Callable[[], Sequence[int]], count: int) -> list[int]:
         """Returns the numbers that a function chooses: there are no other processes.
