@@ -330,7 +330,7 @@ def test_a_payload_in_shared_memory_survives_the_move(
         link = client.servers.connections[0]
         gradients = client.buffers(lambda size: np.empty(size, np.uint8))
         assert isinstance(link.push_transport, SharedMemoryTransport)
-        monkeypatch.setattr(link, "_setting", last)  # the transport at the second server
+        monkeypatch.setattr(link, "setting", last)  # the transport at the second server
         if filled == "between":
             link.move(second.addresses[0])
         if given == "buffers":

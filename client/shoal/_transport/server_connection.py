@@ -177,7 +177,7 @@ class ServerConnection:
         credentials: what this process presents to the server.
 
     Attributes:
-        layout: as given.
+        layout, setting: as given.
         indices: numbers of the shards.
         moves: how often the connection was moved.
         closed: whether `close` was called.
@@ -189,7 +189,7 @@ class ServerConnection:
         self.layout = layout
         self.indices = [shard.shard for shard in layout.shards]
         self.moves, self.closed = 0, False
-        self._setting, self._credentials = setting, credentials
+        self.setting, self._credentials = setting, credentials
         self._route = _Route(address, layout, setting, credentials)
 
     @property
@@ -218,7 +218,7 @@ class ServerConnection:
         Memory that the old transports have lent keeps its content: its payloads are sent to the new server as bytes.
         No call waits for the old server, not even to open a transport.
         """
-        left, self._route = self._route, _Route(address, self.layout, self._setting, self._credentials)
+        left, self._route = self._route, _Route(address, self.layout, self.setting, self._credentials)
         self.moves += 1
         left.close()
         if self.closed:  # meanwhile: `close` did not see the new route
