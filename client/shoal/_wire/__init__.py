@@ -20,19 +20,17 @@ from shoal._wire.headers import ShardHeaders
 from shoal._wire.layout import (
     Aggregation,
     ArenaLayout,
-    Placement,
     ShardLayout,
-    ShardPlacement,
     Slice,
     row_elements,
     rows_of,
     storage_dtype,
     wire_dtype,
-    with_groups,
 )
 from shoal._wire.leases import LATEST_ORDER, DataRange, Lease, NoRange
 from shoal._wire.metric_values import NAMES, is_name, number
 from shoal._wire.packing import ArraySource, CompleteArrays, Memory, Packer
+from shoal._wire.placement import Placement, ShardPlacement, with_groups
 from shoal._wire.pull_decoder import PullDecoder
 from shoal._wire.push_stream import PushStream
 from shoal._wire.slabs import ArenaKey, CallLayout, Slab, SlabArrays

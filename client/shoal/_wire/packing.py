@@ -15,8 +15,9 @@ from shoal import errors
 from shoal._system import listed
 from shoal._wire.chunks import Chunk
 from shoal._wire.framing import chunks_of
-from shoal._wire.layout import Aggregation, Placement
+from shoal._wire.layout import Aggregation
 from shoal._wire.limits import CHUNK_BYTES
+from shoal._wire.placement import Placement
 from shoal._wire.plans import GATHERED_BYTES, SlabPlan, SliceGroup, getter
 from shoal._wire.slabs import CallLayout, Slab
 from shoal.variables import Variable

@@ -805,8 +805,9 @@ class AddBackupReply(_message.Message):
     complete: _builtins.bool
     """Whether the backup has everything. From then on, answers wait for it."""
     copied_bytes: _builtins.int
-    """Bytes of values and slots that were copied, and that there are."""
+    """Bytes of values and slots that were sent to the backup."""
     bytes: _builtins.int
+    """Bytes of values and slots of the group."""
     def __init__(
         self,
         *,
@@ -833,10 +834,12 @@ class DropBackupRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     job: _builtins.str
-    """The lock group and the term; see AddBackupRequest."""
     generation: _builtins.int
+    """The generation of the placement."""
     group: _builtins.int
+    """Names the lock group; see AddBackupRequest."""
     term: _builtins.int
+    """The number of the coordinator's decision; see AddBackupRequest."""
     def __init__(
         self,
         *,
@@ -881,10 +884,12 @@ class PromoteRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     job: _builtins.str
-    """The lock group and the term; see AddBackupRequest."""
     generation: _builtins.int
+    """The generation of the placement."""
     group: _builtins.int
+    """Names the lock group; see AddBackupRequest."""
     term: _builtins.int
+    """The number of the coordinator's decision; see AddBackupRequest."""
     def __init__(
         self,
         *,

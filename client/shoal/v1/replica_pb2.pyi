@@ -82,6 +82,7 @@ class ReplicaHello(_message.Message):
     CONFIG_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
     direction: Global___ReplicaHello.Direction.ValueType
+    """What the connection carries."""
     job: _builtins.str
     generation: _builtins.int
     """The generation of the placement."""
@@ -92,8 +93,9 @@ class ReplicaHello(_message.Message):
     STALE_TERM.
     """
     server: _builtins.str
-    """Member id of the primary's server, and its incarnation."""
+    """Member id of the primary's server."""
     incarnation: _builtins.int
+    """The incarnation of that server."""
     kernels: _builtins.str
     """Only for INPUTS. The instruction set that the primary's kernels are compiled for. Another one may round otherwise, so the server
     must have the same. Otherwise: FAILED_PRECONDITION, UNEQUAL_KERNELS.
@@ -187,7 +189,9 @@ class ReplicaInputs(_message.Message):
 
     INPUTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaInput]: ...
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaInput]:
+        """In the order of their numbers."""
+
     def __init__(
         self,
         *,
@@ -228,6 +232,7 @@ class ReplicaInput(_message.Message):
     VALUES_HASH_FIELD_NUMBER: _builtins.int
     GRADIENT_DROPPED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
+    """The number of the input; 0 for what is no input of the machine."""
     pull_abandoned: _builtins.int
     """The caller of a pull is gone: the ticket of the pull."""
     folded: _builtins.int
@@ -312,11 +317,15 @@ class PullInput(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
     ticket: _builtins.int
+    """The number of the call."""
     worker: _builtins.str
     """Empty for a reader."""
     incarnation: _builtins.int
+    """The worker's incarnation."""
     step: _builtins.int
+    """As in Stamp."""
     ahead: _builtins.int
+    """As in PullRequest."""
     def __init__(
         self,
         *,
@@ -345,9 +354,12 @@ class PushOpenedInput(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     ticket: _builtins.int
+    """The number of the call."""
     worker: _builtins.str
     incarnation: _builtins.int
+    """The worker's incarnation."""
     step: _builtins.int
+    """As in Stamp."""
     def __init__(
         self,
         *,
@@ -373,6 +385,7 @@ class PushWithdrawnInput(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     ticket: _builtins.int
+    """The number of the call."""
     worker: _builtins.str
     def __init__(
         self,
@@ -405,7 +418,9 @@ class ReplicaContribution(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     incarnation: _builtins.int
+    """The worker's incarnation."""
     step: _builtins.int
+    """As in Stamp."""
     weight: _builtins.float
     """As in PushHeader."""
     version: _builtins.int
@@ -462,7 +477,9 @@ class CommitInput(_message.Message):
     DEFERS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     incarnation: _builtins.int
+    """The worker's incarnation."""
     step: _builtins.int
+    """As in Stamp."""
     defers: _builtins.bool
     """Whether the step may stay open until its last gradients are folded."""
     def __init__(
@@ -593,7 +610,9 @@ class GroupState(_message.Message):
         """The learning rate that SetRate gave. Not set if there was no such call."""
 
     @_builtins.property
-    def permits(self) -> Global___PermitState: ...
+    def permits(self) -> Global___PermitState:
+        """The pushes that have a permit, or wait for one."""
+
     @_builtins.property
     def synchronous(self) -> Global___SynchronousState:
         """Only in synchronous mode."""
@@ -640,12 +659,15 @@ class WorkerState(_message.Message):
     CURSOR_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     incarnation: _builtins.int
+    """The worker's incarnation."""
     rank: _builtins.int
+    """The worker's rank."""
     steps: _builtins.int
     """Steps finished or skipped."""
     pushes: _builtins.int
-    """Pushes and samples applied."""
+    """The applied pushes."""
     samples: _builtins.int
+    """Samples of the applied pushes."""
     @_builtins.property
     def answer(self) -> Global___AnsweredPushState:
         """The answer to the worker's last committed push. Not set if there is none."""
@@ -688,7 +710,9 @@ class AnsweredPushState(_message.Message):
     step: _builtins.int
     """The step of the push."""
     outcome: _parameter_server_pb2.PushOutcome.ValueType
+    """What became of the push."""
     staleness: _builtins.int
+    """As in ShardPush."""
     next_step: _builtins.int
     """The worker's next step."""
     version: _builtins.int
@@ -719,7 +743,9 @@ class Place(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
+    """The worker's rank."""
     incarnation: _builtins.int
+    """The worker's incarnation."""
     def __init__(
         self,
         *,
@@ -754,7 +780,9 @@ class PermitState(_message.Message):
         step: _builtins.int
         """Only of a push that waits."""
         @_builtins.property
-        def place(self) -> Global___Place: ...
+        def place(self) -> Global___Place:
+            """The worker's place."""
+
         def __init__(
             self,
             *,
@@ -777,9 +805,13 @@ class PermitState(_message.Message):
     folded: _builtins.int
     """Contributions that were ever folded."""
     @_builtins.property
-    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___PermitState.OpenedPush]: ...
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___PermitState.OpenedPush]:
+        """Pushes without a permit."""
+
     @_builtins.property
-    def granted(self) -> _containers.RepeatedCompositeFieldContainer[Global___PermitState.OpenedPush]: ...
+    def granted(self) -> _containers.RepeatedCompositeFieldContainer[Global___PermitState.OpenedPush]:
+        """Pushes with a permit that are not committed."""
+
     def __init__(
         self,
         *,
@@ -815,7 +847,9 @@ class SynchronousState(_message.Message):
         told: _builtins.bool
         """Whether that is final for this step."""
         @_builtins.property
-        def place(self) -> Global___Place: ...
+        def place(self) -> Global___Place:
+            """The worker's place."""
+
         def __init__(
             self,
             *,
@@ -838,7 +872,9 @@ class SynchronousState(_message.Message):
     most_admitted: _builtins.int
     """The most workers that were admitted at the same time."""
     @_builtins.property
-    def outside(self) -> _containers.RepeatedCompositeFieldContainer[Global___SynchronousState.Outside]: ...
+    def outside(self) -> _containers.RepeatedCompositeFieldContainer[Global___SynchronousState.Outside]:
+        """The workers that take no part in the open step."""
+
     @_builtins.property
     def reserved(self) -> Global___Place:
         """The largest place that got the permit of the next contribution. Not set if there is none."""

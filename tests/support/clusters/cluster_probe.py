@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from shoal import Client, Session, _rpc
-from shoal._wire.layout import Placement
+from shoal._wire.placement import Placement
 from shoal.v1 import job_pb2, job_pb2_grpc
 from shoal_server.shards.machine.events import Admission
 from support.clusters import history_server

@@ -9,7 +9,8 @@ import numpy as np
 
 from shoal import _rpc, errors
 from shoal._rpc.coordinator import CoordinatorClient
-from shoal._wire.layout import Aggregation, ArenaLayout, Placement, ShardLayout, ShardPlacement, Slice
+from shoal._wire.layout import Aggregation, ArenaLayout, ShardLayout, Slice
+from shoal._wire.placement import Placement, ShardPlacement
 from shoal.job import Job
 from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, header_pb2, job_pb2, job_pb2_grpc, parameter_server_pb2_grpc
 from shoal.v1 import parameter_server_pb2 as pb

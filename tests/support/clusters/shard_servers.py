@@ -17,7 +17,7 @@ from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._training.parameters import ParameterClient
 from shoal._transport.frames import PARAMETER_SERVER, Frame
 from shoal._transport.lane import Lane
-from shoal._wire.layout import Placement
+from shoal._wire.placement import Placement
 from shoal.v1 import header_pb2, parameter_server_pb2_grpc
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable, variable_from_array

@@ -33,7 +33,7 @@ from shoal._transport import segment as _segment
 from shoal._transport.frames import PARAMETER_SERVER
 from shoal._transport.lane import Lane
 from shoal._transport.segment import Segment, remove_stale
-from shoal._wire.layout import Placement
+from shoal._wire.placement import Placement
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal.variables import Variable

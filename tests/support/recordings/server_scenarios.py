@@ -14,7 +14,7 @@ import numpy as np
 from shoal import errors
 from shoal._training.parameters import ParameterClient
 from shoal._wire.cursor import Cursor
-from shoal._wire.layout import Placement
+from shoal._wire.placement import Placement
 from shoal.consistency import Asynchronous, Consistency, Synchronous
 from shoal.initializers import Constant
 from shoal.v1 import header_pb2

@@ -23,7 +23,7 @@ from shoal._cli.app import app
 from shoal._cli.job_watch import follow, summary
 from shoal._cli.output import Output
 from shoal._security.certificates import make_certificates
-from shoal._wire.layout import Placement
+from shoal._wire.placement import Placement
 from shoal.optim import Optimizer
 from shoal.status import Evaluation, JobResult, StepTiming, Timings
 from shoal.v1 import coordinator_pb2, job_pb2, token_pb2

@@ -18,9 +18,10 @@ from shoal._transport.segment import Regions
 from shoal._wire import framing, packing, plans, pull_decoder
 from shoal._wire.chunks import Chunk
 from shoal._wire.framing import Assembler
-from shoal._wire.layout import Aggregation, Placement, ShardPlacement, wire_dtype
+from shoal._wire.layout import Aggregation, wire_dtype
 from shoal._wire.limits import CHUNK_BYTES
 from shoal._wire.packing import CompleteArrays, Packer
+from shoal._wire.placement import Placement, ShardPlacement
 from shoal._wire.pull_decoder import PullDecoder
 from shoal._wire.slabs import CallLayout
 from shoal.partitioners import FixedShards

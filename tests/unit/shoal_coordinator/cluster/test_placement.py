@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from shoal import errors
 from shoal._wire import Slice
-from shoal._wire.layout import Aggregation, ArenaLayout, Placement, ShardLayout, ShardPlacement, row_elements, rows_of
+from shoal._wire.layout import Aggregation, ArenaLayout, ShardLayout, row_elements, rows_of
+from shoal._wire.placement import Placement, ShardPlacement
 from shoal.partitioners import FixedShards, MaxSize
 from shoal.v1 import tensor_pb2
 from shoal.variables import Variable

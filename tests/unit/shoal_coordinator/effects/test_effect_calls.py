@@ -16,7 +16,7 @@ from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import Manifest
 from shoal._security import Credentials, PortCheck, token_in
-from shoal._wire.layout import Placement
+from shoal._wire.placement import Placement
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
 from shoal.partitioners import FixedShards

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from shoal import errors, optim
 from shoal._checkpoint.local_storage import LocalStorage
-from shoal._wire.layout import Placement
+from shoal._wire.placement import Placement
 from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, shard_effects, worker_effects

@@ -18,7 +18,7 @@ from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import FILE, Manifest
 from shoal._checkpoint.tensor_files import write_tensors
 from shoal._wire.cursor import Cursor, PushCounts
-from shoal._wire.layout import Placement
+from shoal._wire.placement import Placement
 from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
 from shoal.job import Job
 from shoal.partitioners import FixedShards

@@ -9,7 +9,7 @@ import pytest
 from shoal import errors, optim
 from shoal._limits import catalogue
 from shoal._wire import Lease, NoRange
-from shoal._wire.layout import Placement
+from shoal._wire.placement import Placement
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.consistency import Asynchronous
 from shoal.events import EvaluationEnded, LogLine, MetricsReported, StateChanged

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from shoal._wire.layout import Placement
+from shoal._wire.placement import Placement
 from shoal.consistency import Asynchronous
 from shoal.job import Job
 from shoal.status import JobState
