@@ -710,7 +710,7 @@ class AnsweredPushState(_message.Message):
     step: _builtins.int
     """The step of the push."""
     outcome: _parameter_server_pb2.PushOutcome.ValueType
-    """What became of the push."""
+    """The outcome of the push."""
     staleness: _builtins.int
     """As in ShardPush."""
     next_step: _builtins.int
