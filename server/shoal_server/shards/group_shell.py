@@ -15,7 +15,7 @@ from shoal_server.shards.commit_gate import CommitGate
 from shoal_server.shards.input_log import InputLog
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.consistency import mode_for
-from shoal_server.shards.machine.mode import Fold
+from shoal_server.shards.machine.mode import Apply, Fold
 from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.machine.state import GroupState
 from shoal_server.shards.pending_copy import PendingCopy
@@ -139,6 +139,8 @@ class GroupShell:
             if self._state.permits.waiting:
                 # Here as well as after folding, so that one of the two sees the other: no push may wait forever.
                 effects += self._feed(events.Folded(self._updates.folds.count))
+            if self._log and any(isinstance(effect, Apply) for effect in effects):
+                self._log.flush_at_once()  # so that the backup computes the update at the same time
             try:
                 self._updates.carry_out(effects, self._state.version)
                 if self.config.peers and any(isinstance(effect, events.MeasureNorm) for effect in effects):

@@ -51,6 +51,10 @@ class InputSender(Protocol):
         """Sends the inputs that were added. It waits while the backup does not read."""
         ...
 
+    def flush_at_once(self) -> None:
+        """Sends the inputs that were added if that needs no wait."""
+        ...
+
     def next_gradient(self) -> int:
         """Returns a new number for a gradient."""
         ...
@@ -157,6 +161,10 @@ class InputLog:
     def flush(self) -> None:
         """Sends the inputs that were added."""
         self.sender.flush()
+
+    def flush_at_once(self) -> None:
+        """Sends the inputs that were added if that needs no wait. May be called with the lock of the group."""
+        self.sender.flush_at_once()
 
     def when_copied(self, number: int, give: Callable[[], object], refuse: Callable[[], object]) -> None:
         """Gives an answer when the backup has this input: at once if it has it, or on another thread.
