@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from support import run_lengths
-from support.faults.killable_roles import KillableRole, Nursery
+from support.faults.killable_role import KillableRole
+from support.faults.killable_roles import Nursery
 from support.run_lengths import count_runs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]

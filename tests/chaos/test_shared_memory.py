@@ -8,7 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from support import run_lengths
-from support.faults.killable_roles import KillableRole, Nursery
+from support.faults.killable_role import KillableRole
+from support.faults.killable_roles import Nursery
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]

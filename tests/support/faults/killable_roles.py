@@ -10,7 +10,6 @@ itself by SIGKILL. A test repeats this with each n, and so covers every moment o
 import itertools
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -47,11 +46,10 @@ from shoal_server.optimizers.kernel_threads import THREADS_VARIABLE
 from shoal_server.process import Server, ServerConfig
 from shoal_server.serving import lane_endpoint
 from support.faults.doom import Doom
+from support.faults.killable_role import LONGEST_LINE, TIMEOUT_S, KillableRole
 
 VARIABLES = {"w": Variable((100_000,))}  # 400 kB, enough for memory to be shared
 RETRY_FOR_S = 0.2
-_TIMEOUT_S = 20.0
-_MOST_BYTES = 1 << 16
 _SERVER_CODE = {lane_endpoint.__file__, _lane.__file__, _lane_socket.__file__, _segment.__file__}
 _WORKER_CODE = {
     server_connection.__file__,
@@ -80,7 +78,7 @@ class Nursery:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._orders.settimeout(_TIMEOUT_S)
+        self._orders.settimeout(TIMEOUT_S)
         self._reports: list[socket.socket] = []
         with theirs:
             command = [sys.executable, __file__, str(theirs.fileno()), str(folder)]
@@ -88,7 +86,7 @@ class Nursery:
             environment = {**os.environ, THREADS_VARIABLE: "1", "PYTHONPATH": str(Path(__file__).parents[2])}
             self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
 
-    def server(self, **options: Any) -> "KillableRole":
+    def server(self, **options: Any) -> KillableRole:
         """Starts a parameter server with one shard. It sends its address, and then begins to count lines for its doom.
 
         Args:
@@ -96,7 +94,7 @@ class Nursery:
         """
         return self._start("serve", **options)
 
-    def worker(self, address: str, **options: Any) -> "KillableRole":
+    def worker(self, address: str, **options: Any) -> KillableRole:
         """Starts a worker. After each step it sends its number of steps, and it sends "unreachable" when its server is.
 
         Args:
@@ -105,11 +103,11 @@ class Nursery:
         """
         return self._start("train", address=address, **options)
 
-    def mute(self, address: str) -> "KillableRole":
+    def mute(self, address: str) -> KillableRole:
         """Starts a client that connects to lanes and creates a segment. It sends the name here, but no hello there."""
         return self._start("say_nothing", address=address)
 
-    def ranks(self, count: int, **options: Any) -> list["KillableRole"]:
+    def ranks(self, count: int, **options: Any) -> list[KillableRole]:
         """Starts the ranks of a group. Each sends "ready" after its first all-reduce, and then reduces until it fails.
 
         Then it sends its error. Its exit status is not 0 if a sum was wrong, or if the error is not that of a rank.
@@ -129,7 +127,7 @@ class Nursery:
 
     def elastic_ranks(
         self, coordinator: str, group_name: str, workers: int, count: int, doom: int = 0
-    ) -> list["KillableRole"]:
+    ) -> list[KillableRole]:
         """Starts processes of an elastic group. After each step, each sends its progress, its weight and their number.
 
         Args:
@@ -147,66 +145,29 @@ class Nursery:
         """Returns the names of the segments that exist."""
         return {file.name for file in self.folder.rglob("*") if file.is_file()}
 
-    def ask(self, order: dict[str, Any], descriptors: list[int]) -> int:
+    def _ask(self, order: dict[str, Any], descriptors: list[int]) -> int:
         """Sends an order and waits for the answer."""
         socket.send_fds(self._orders, [json.dumps(order).encode()], descriptors)
-        answer = self._orders.recv(_MOST_BYTES)
+        answer = self._orders.recv(LONGEST_LINE)
         assert answer, "the nursery is gone"
         return int(answer)
 
-    def _start(self, kind: str, *passed: socket.socket, **options: Any) -> "KillableRole":
+    def _start(self, kind: str, *passed: socket.socket, **options: Any) -> KillableRole:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._reports.append(ours)
         with theirs:
             descriptors = [theirs.fileno(), *(each.fileno() for each in passed)]
-            return KillableRole(self, self.ask({"start": kind, "options": options}, descriptors), ours)
+            pid = self._ask({"start": kind, "options": options}, descriptors)
+            return KillableRole(pid, ours, lambda: self._ask({"reap": pid}, []), self.folder)
 
     def __enter__(self) -> "Nursery":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._orders.close()  # by which it ends, and ends all that it has started
-        self._process.wait(_TIMEOUT_S)
+        self._process.wait(TIMEOUT_S)
         for reports in self._reports:
             reports.close()
-
-
-class KillableRole:
-    """A process of a nursery.
-
-    Attributes:
-        pid: its process id.
-    """
-
-    def __init__(self, nursery: Nursery, pid: int, reports: socket.socket) -> None:
-        self.pid = pid
-        self._nursery, self._reports = nursery, reports
-        reports.settimeout(_TIMEOUT_S)
-
-    def hear(self) -> str:
-        """Returns the next line of the process; empty if it has ended."""
-        return self._reports.recv(_MOST_BYTES).decode()
-
-    def hear_until(self, wanted: str) -> None:
-        """Waits until the process writes this line."""
-        while (said := self.hear()) != wanted:
-            assert said, f"it ended before it said {wanted!r}"
-
-    def kill(self) -> int:
-        """Kills the process, as `kill -9` does, and waits for its end. Returns its exit status."""
-        os.kill(self.pid, signal.SIGKILL)
-        return self.end()
-
-    def end(self) -> int:
-        """Waits until the process has ended. Returns its exit status, which is negative for a signal."""
-        while self.hear():
-            pass
-        return self._nursery.ask({"reap": self.pid}, [])
-
-    def shares(self) -> int:
-        """Returns the number of segments that the process has mapped, with or without a name."""
-        maps = Path(f"/proc/{self.pid}/maps").read_text()
-        return len(re.findall(rf" {re.escape(str(self._nursery.folder))}/\S+", maps))
 
 
 # The nursery's side.
@@ -216,7 +177,7 @@ def nurse(orders: socket.socket) -> None:
     """Starts and reaps processes until the other end is closed; then ends those that are left."""
     living = set()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(orders, _MOST_BYTES, 2)
+        message, descriptors, _, _ = socket.recv_fds(orders, LONGEST_LINE, 2)
         if not message:
             break
         order = json.loads(message)
@@ -314,7 +275,7 @@ def check_step(client: ParameterClient) -> None:
 def say_nothing(say: Say, address: str) -> None:
     with _rpc.channel(address) as channel:
         offer = ParameterServerStub(channel).Attach(pb.AttachRequest())
-    lane = Lane.connect(*_rpc.parse_address(offer.address), PARAMETER_SERVER, timeout_s=_TIMEOUT_S)
+    lane = Lane.connect(*_rpc.parse_address(offer.address), PARAMETER_SERVER, timeout_s=TIMEOUT_S)
     with Segment.create(1 << 20) as segment:
         say(segment.name)
         signal.pause()
