@@ -79,6 +79,10 @@ class TaskCluster:
         """Returns whether the process of a task has ended."""
         return self._processes[task].poll() is not None
 
+    def check_runs(self, task: Task) -> None:
+        """Fails with what a task has said if it has ended."""
+        assert not self.has_ended(task), f"{task} has ended: {_text(self._said[task])}"
+
     def pid(self, task: Task) -> int:
         """Returns the process id of a task."""
         return self._processes[task].pid
