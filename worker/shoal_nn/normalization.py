@@ -1,7 +1,9 @@
 """Normalization layers: BatchNorm over the batch, LayerNorm over the features of a sample."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.initializers import Ones, Zeros
 from shoal.program import Array
@@ -64,16 +66,18 @@ class BatchNorm(Layer):
             self._kept(arrays, name, channels)
         self._require_floats(x)
         self._require(x.ndim > 1 and x.shape[-1] == channels, x.shape[1:], f"(..., {channels})")
-        count = math.prod(x.shape[:-1])
-        least = 2 if self.unbiased else 1
-        if not self._trains(train) or count < least:
+        if not self._trains(train):
+            return self._by_running(params, state, x, widened(x).reshape(-1, channels))
+        totals, samples = self._whole(column_sums(x), math.prod(x.shape[:-1]))
+        count = int(samples)  # an array, with its dtype, if parts elsewhere were added
+        if count < (2 if self.unbiased else 1):
             return self._by_running(params, state, x, widened(x).reshape(-1, channels))
         xp, rows = namespace_of(x), in_runs(widened(x))
         parts = pieces(rows, arrays=3)
-        mean = column_sums(x) / count
+        mean = totals / count
         middle = along(rows, mean)
         centered = (rows[part] - middle for part in parts)
-        var = column_products(((each, each) for each in centered), channels) / count
+        var = self._whole(column_products(((each, each) for each in centered), channels))[0] / count
         moved = {
             "mean": self._moved(state["mean"], mean),
             "var": self._moved(state["var"], var * (count / (count - 1)) if self.unbiased else var),
@@ -86,13 +90,26 @@ class BatchNorm(Layer):
             flat = widened(dy).reshape(rows.shape)
             # The input is centered again: this stays in the cache and saves an array.
             products = column_products(((flat[part], rows[part] - middle) for part in parts), channels)
-            by_scale, by_bias = products * inverse, column_sums(dy)
-            slope, shift = along(rows, by_scale * inverse / -count), along(rows, by_bias / count)
+            sums = column_sums(dy)
+            by_scale, by_bias = products * inverse, sums
+            # The statistics depend on the whole batch, but the gradients of the parameters are those of this part.
+            products, sums = self._whole(products, sums)
+            slope, shift = along(rows, products * inverse * inverse / -count), along(rows, sums / count)
             dx = joined(rows, parts, lambda part: _by_input(rows[part], flat[part], middle, slope, shift, factor))
             return _like(params, by_scale, by_bias), dx.astype(x.dtype, copy=False).reshape(x.shape)
 
         y = joined(rows, parts, lambda part: _scaled(rows[part], middle, factor, bias))
         return y.astype(x.dtype, copy=False).reshape(x.shape), moved, pullback
+
+    def _whole(self, *sums: Any) -> Sequence[Any]:
+        """Returns sums over the whole batch. A subclass whose batch has parts elsewhere adds theirs.
+
+        Each part calls it equally often: twice in a forward pass and once in a backward pass.
+
+        Args:
+            *sums: sums over this part of the batch: arrays and numbers.
+        """
+        return sums
 
     def _by_running(
         self, params: Values, state: Values, x: Array, rows: Array

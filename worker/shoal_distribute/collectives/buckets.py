@@ -44,7 +44,7 @@ class Buckets:
         gradients = buckets.finish()
 
     All ranks add the same names in the same order, with the same shapes and dtypes. Between the first `add` of a step
-    and the end of `finish`, nothing else may use the group.
+    and the end of `finish`, nothing else may use the group, except between a `pause` and the next `add`.
 
     All ranks get the same bits. If the group has one or two `Group.hosts`, a separate `all_reduce` of each array gives
     these bits, too. In a ring of more hosts, the order in which an element's parts are added depends on its place in
@@ -124,6 +124,14 @@ class Buckets:
             raise self._failure
         reduced = {name: view for bucket in self._step for name, view in bucket.views.items()}
         return {name: reduced[name] for name in self._names}
+
+    def pause(self) -> None:
+        """Waits for the buckets that are in progress. Then the caller may use the group until the next `add`.
+
+        All ranks call it between the same two arrays.
+        """
+        if not self._finished:
+            self._wait()
 
     def abandon(self) -> None:
         """Ends a step that this rank cannot complete: waits for the buckets that are in progress, and drops the rest.

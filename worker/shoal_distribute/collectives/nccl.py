@@ -148,6 +148,14 @@ class NcclSums:
         sums, self._sums = self._sums, {}
         return sums
 
+    @property
+    def in_step(self) -> bool:
+        """Whether arrays were added since the last `finish`."""
+        return bool(self._sums or self._waiting)
+
+    def pause(self) -> None:
+        """Does nothing: the group is free in the middle of a step, because NCCL has connections of its own."""
+
     def abandon(self) -> None:
         """Ends a step that this rank cannot complete. If others complete it, the next step raises RanksDisagree."""
         self._waiting.clear()

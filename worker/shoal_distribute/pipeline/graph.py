@@ -40,7 +40,8 @@ class Graph:
         returns_list: whether it returns a list.
 
     Raises:
-        InvalidLayer: the model has a `call` of its own, so its layers have no known order.
+        InvalidLayer: the model has a `call` of its own, so its layers have no known order; or a layer joins sums of all
+            replicas.
     """
 
     def __init__(self, model: Model) -> None:
@@ -48,6 +49,11 @@ class Graph:
             raise errors.InvalidLayer(
                 f"model {model.name} has a call() of its own, so it cannot be cut into stages; use a Sequential or a "
                 "functional model, keras.Model(inputs, outputs)"
+            )
+        if joining := [it.name for it in model.all_layers() if it.joins_replicas]:
+            raise errors.InvalidLayer(
+                f"layer {joining[0]} of model {model.name} joins sums of all replicas, but stages normalize each "
+                "micro-batch by itself; leave out synchronized=True"
             )
         self._outputs: Any = model.output
         self.inputs: list[KerasTensor] = model.inputs

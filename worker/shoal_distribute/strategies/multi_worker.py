@@ -245,7 +245,12 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         if self._group is None:
             return super().join(replica, op, arrays)
         sums = super().join(replica, ReduceOp.SUM, arrays)
-        return join_processes(self._group, replica, op, sums, self._replicas, self._nccl)
+        nccl = self._nccl
+        if replica.local_replica == 0 and self._sums:
+            self._sums.pause()  # a layer may join sums in the backward pass, while gradients are reduced
+        if nccl and nccl.in_step:
+            nccl = None  # its step has the gradients
+        return join_processes(self._group, replica, op, sums, self._replicas, nccl)
 
     def _collected(
         self, replica: ReplicaContext, gradients: Iterator[tuple[DistributedVariable, Array]]

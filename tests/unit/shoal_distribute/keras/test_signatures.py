@@ -67,10 +67,6 @@ def test_refused_arguments_accept_the_default_alone() -> None:
     assert keras.layers.Embedding(3, 2, mask_zero=False, weights=None).name
     with pytest.raises(errors.BadRequest, match=r"Embedding\(mask_zero=True\) is not supported: layers know no masks"):
         keras.layers.Embedding(3, 2, mask_zero=True)
-    with pytest.raises(
-        errors.BadRequest, match=r"BatchNormalization\(synchronized=True\) .* its own part of the batch"
-    ):
-        keras.layers.BatchNormalization(synchronized=True)
     with pytest.raises(errors.BadRequest, match=r"Adam\(use_ema=True\) is not supported"):
         keras.optimizers.Adam(use_ema=True)  # type: ignore[call-arg] # the constructor refuses it
     with pytest.raises(TypeError, match="did you mean 'mask_zero'"):

@@ -49,8 +49,10 @@ class Layer(OwnWeights):
         dtype: its dtype.
         built: whether the variables exist.
         strategy: the strategy in whose scope it was made.
+        joins_replicas: whether a call in training joins sums of all replicas, so that each replica has to make it.
     """
 
+    joins_replicas = False
     refused: ClassVar[Refused] = {"autocast": (True, "inputs are always cast to the dtype of the layer")}
 
     def __init__(

@@ -1,13 +1,17 @@
 """Normalization layers with Keras' defaults."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 import shoal_nn
 from shoal import errors
+from shoal_distribute.collectives import ReduceOp
 from shoal_distribute.keras.layers.base import Shape
 from shoal_distribute.keras.layers.core_layer import CoreLayer, WeightArguments
+from shoal_distribute.replica_context import current_replica
 
 _NO_RENORM = "there is no batch renormalization"
 
@@ -39,8 +43,8 @@ class _Normalizing(CoreLayer):
 class BatchNormalization(_Normalizing):
     """Normalization by the mean and the variance of the batch; in evaluation, by their moving averages.
 
-    Each replica normalizes by its own part of the batch. The moving averages of the replicas are averaged when they are
-    read outside of `run`.
+    Each replica normalizes by its own part of the batch, unless `synchronized`. The moving averages of the replicas are
+    averaged when they are read outside of `run`.
 
     Args:
         axis: the axis of the features; it must be the last one.
@@ -56,11 +60,13 @@ class BatchNormalization(_Normalizing):
         gamma_regularizer: as `beta_regularizer`.
         beta_constraint: name, object or function; None means none.
         gamma_constraint: as `beta_constraint`.
+        synchronized: whether all replicas normalize by the mean and the variance of the whole batch, as one replica
+            would. `ReplicaContext.all_reduce` adds up their sums: twice in the forward pass and once in the backward
+            pass, so all replicas need samples.
         **kwargs: see `Layer`.
     """
 
     refused: ClassVar = {
-        "synchronized": (False, "each replica normalizes by its own part of the batch"),
         "renorm": (False, _NO_RENORM),
         "renorm_clipping": (None, _NO_RENORM),
         "renorm_momentum": (0.99, _NO_RENORM),
@@ -81,9 +87,12 @@ class BatchNormalization(_Normalizing):
         gamma_regularizer: Any = None,
         beta_constraint: Any = None,
         gamma_constraint: Any = None,
+        *,
+        synchronized: bool = False,
         **kwargs: Any,
     ) -> None:
-        layer = shoal_nn.BatchNorm(1 - momentum, epsilon, unbiased=False)
+        kind = _SynchronizedBatchNorm if synchronized else shoal_nn.BatchNorm
+        layer = kind(1 - momentum, epsilon, unbiased=False)
         found = {
             "bias": WeightArguments(beta_initializer, beta_regularizer, beta_constraint),
             "scale": WeightArguments(gamma_initializer, gamma_regularizer, gamma_constraint),
@@ -91,6 +100,7 @@ class BatchNormalization(_Normalizing):
             "var": WeightArguments(moving_variance_initializer),
         }
         super().__init__(layer, axis, _without(center, scale), found, **kwargs)
+        self.joins_replicas = synchronized
 
 
 class LayerNormalization(_Normalizing):
@@ -129,6 +139,18 @@ class LayerNormalization(_Normalizing):
             "scale": WeightArguments(gamma_initializer, gamma_regularizer, gamma_constraint),
         }
         super().__init__(shoal_nn.LayerNorm(epsilon), axis, _without(center, scale), found, **kwargs)
+
+
+@dataclass(frozen=True)
+class _SynchronizedBatchNorm(shoal_nn.BatchNorm):
+    """Batch normalization whose batch is that of all replicas. All replicas call it in the same order."""
+
+    def _whole(self, *sums: Any) -> Sequence[Any]:
+        replica = current_replica()
+        if replica is None:
+            return sums
+        joined: Sequence[Any] = replica.all_reduce(ReduceOp.SUM, sums)
+        return joined
 
 
 def _without(center: bool, scale: bool) -> set[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from shoal import errors
 from shoal.program import Array
 from shoal_distribute.keras.tape import GradientTape
 from shoal_distribute.keras.tensor import Tensor
@@ -30,6 +31,24 @@ def share_of(penalty: Tensor, strategy: Strategy) -> Tensor:
     return penalty / strategy.num_replicas_in_sync
 
 
+def check_takes_part(model: Trained) -> None:
+    """Checks that a replica without samples may leave out the layers of a model in a step.
+
+    Args:
+        model: the model.
+
+    Raises:
+        InvalidData: a layer joins sums of all replicas.
+    """
+    for layer in model.all_layers(trained=True):
+        if layer.joins_replicas:
+            raise errors.InvalidData(
+                f"a replica has no samples in this batch, but layer {layer.name} joins sums of all replicas "
+                "(synchronized=True); give batches with a sample for each replica, or leave out a smaller last batch "
+                "(drop_remainder=True)"
+            )
+
+
 def gradients_without_samples(model: Trained) -> Iterator[tuple[Array, DistributedVariable]]:
     """Yields the gradients of a replica without samples: its part of those of the weights' penalties, or 0.
 
@@ -46,4 +65,4 @@ def gradients_without_samples(model: Trained) -> Iterator[tuple[Array, Distribut
         yield namespace_of(value).zeros_like(value) if gradient is None else gradient, variable
 
 
-__all__ = ["added_up", "gradients_without_samples", "share_of"]
+__all__ = ["added_up", "check_takes_part", "gradients_without_samples", "share_of"]

@@ -1,10 +1,11 @@
 """Protocol of the models that the loops and the callbacks get."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from shoal_distribute.keras.layers.base import Layer
 from shoal_distribute.keras.metrics import Metric
 from shoal_distribute.keras.optimizers import Optimizer
 from shoal_distribute.keras.tensor import Tensor
@@ -35,6 +36,9 @@ class Trained(Protocol):
 
     @property
     def non_trainable_variables(self) -> list[DistributedVariable]:
+        """See `Layer`."""
+
+    def all_layers(self, *, trained: bool = False) -> Iterator[Layer]:
         """See `Layer`."""
 
     def train_step(self, data: Any) -> None:

@@ -13,7 +13,7 @@ from shoal_distribute.keras.training import loops
 from shoal_distribute.keras.training.callback import History
 from shoal_distribute.keras.training.class_weights import weighted_by_class
 from shoal_distribute.keras.training.data import BatchTuple, arrays_of, divided, samples_of, unpacked
-from shoal_distribute.keras.training.penalties import added_up, gradients_without_samples, share_of
+from shoal_distribute.keras.training.penalties import added_up, check_takes_part, gradients_without_samples, share_of
 from shoal_distribute.keras.training.sources import source_of, validation_of
 from shoal_distribute.keras.training.staged import StagedTrainer
 from shoal_distribute.replica_context import current_replica
@@ -49,6 +49,7 @@ class Trainer(StagedTrainer):
         assert self.optimizer is not None
         before = [metric.snapshot() for metric in self.metrics] if self.strategy.reports_metrics else []
         if samples_of((x,)) == 0:  # the last batch may leave a replica without samples
+            check_takes_part(self)  # type: ignore[arg-type]
             self._shared(0.0)
             self._report(before, 0)
             self.optimizer.apply_gradients(gradients_without_samples(self))  # type: ignore[arg-type]
