@@ -60,8 +60,17 @@ def test_public_class_has_a_docstring(name: str) -> None:
 
 def test_errors_for_users_are_exported() -> None:
     # Between clients and servers, or of those who run a cluster; users see none.
-    ours = {"BadChunk", "BadFrame", "BadRequest", "Forbidden", "NotStaged", "Unauthenticated", "UnknownShard"}
-    ours |= {"StoreFailed", "StoreLocked", "StoreUnreadable", "UnknownMember", "SecretRefused"}
+    ours = {
+        "BadChunk",
+        "BadFrame",
+        "BadRequest",
+        "Forbidden",
+        "Moved",
+        "NotStaged",
+        "Unauthenticated",
+        "UnequalKernels",
+    }
+    ours |= {"UnknownShard", "StoreFailed", "StoreLocked", "StoreUnreadable", "UnknownMember", "SecretRefused"}
     for name in set(shoal.errors.__all__) - ours:
         assert getattr(shoal, name) is getattr(shoal.errors, name)
         assert name in shoal.__all__
