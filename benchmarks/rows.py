@@ -169,6 +169,9 @@ FIGURES: Mapping[str, Figure] = {
     "small_authorized": Figure(
         "authorization", "small step, without overlap, with tokens", "at least 0.97 of a cluster with --insecure", 0.97
     ),
+    "replicas": Figure(
+        "replicas", "dense step with two copies of the shards, on one machine", "at most 1.9 times one copy", 1 / 1.9
+    ),
     "small_cluster": Figure(
         "small_cluster",
         "steps of two workers with two servers, a model of 171 KB",
@@ -238,6 +241,7 @@ DEFAULT_BENCHES = (
     "small",
     "tls",
     "authorization",
+    "replicas",
     "small_cluster",
     "all_reduce",
     "kernels",

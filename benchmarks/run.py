@@ -109,6 +109,7 @@ BENCHES: Mapping[str, Callable[[Run], list[Row]]] = {
     "small": steps.small,
     "tls": steps.tls,
     "authorization": steps.authorization,
+    "replicas": steps.replicas,
     "small_cluster": steps.small_cluster,
     "all_reduce": steps.all_reduce,
     "kernels": kernels,

@@ -90,6 +90,16 @@ def authorization(run: Run) -> list[Row]:
     return [compared("small_authorized", mine, "steps/s", "Shoal, --insecure, small", mine / ratio)]
 
 
+def replicas(run: Run) -> list[Row]:
+    """Runs the dense workload by turns with one copy of the shards, and with two."""
+    contestant = ours("Shoal, dense, two copies, by turns", "cluster/replicas.py", *run.short_flag)
+    lines = run.contest("replicas", [contestant])
+    if contestant.name not in lines:
+        return []
+    ratio, mine = (median(lines[contestant.name], key) for key in ("ratio", "ms_per_step"))
+    return [compared("replicas", mine, "ms", "Shoal, one copy, dense", mine / ratio)]
+
+
 def small_cluster(run: Run) -> list[Row]:
     """Runs the small-cluster workload over the transport that Shoal chooses."""
     shoals = {

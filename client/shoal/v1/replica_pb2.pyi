@@ -135,6 +135,7 @@ class ArrayPiece(_message.Message):
     SLAB_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     gradient: _builtins.int
     """For GRADIENT: the number of the gradient, from 1. Not set for SLOTS."""
     slab: _builtins.int
@@ -143,6 +144,11 @@ class ArrayPiece(_message.Message):
     """For SLOTS: the name of the optimizer slot. Empty means the values."""
     start: _builtins.int
     """The first element of the piece."""
+    region: _builtins.int
+    """For GRADIENT, if the first lane has a segment: the number of the segment's region, from 1, that has the whole array.
+    The frame then has no elements. A region has the arrays of all slabs in order, each at a multiple of 64 bytes. It
+    must not change before the server has sent COPIED for the input that names the gradient.
+    """
     def __init__(
         self,
         *,
@@ -150,10 +156,11 @@ class ArrayPiece(_message.Message):
         slab: _builtins.int = ...,
         slot: _builtins.str = ...,
         start: _builtins.int = ...,
+        region: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient", "slab", b"slab", "slot", b"slot", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient", "region", b"region", "slab", b"slab", "slot", b"slot", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

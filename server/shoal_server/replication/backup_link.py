@@ -2,14 +2,17 @@
 
 import select
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+
+import numpy as np
 
 from shoal import errors
 from shoal._memory.buffers import BufferPool
 from shoal._transport import Connection, Frame, decoded, send_error
 from shoal.v1 import replica_pb2
-from shoal_server.replication.pieces import fill, received_place
+from shoal_server.optimizers import conversions
+from shoal_server.replication.pieces import RegionLayout, fill, received_place
 from shoal_server.shards import LockGroup, Payload, decode_input
 
 # Seconds for the primary to open its second lane, and for inputs in progress to end.
@@ -26,14 +29,23 @@ class BackupLink:
         lane: the lane on which the primary sends.
         term: the term of the primary.
         memory: provides memory for gradients.
+        region: returns the bytes of a region of the lane's segment, by its number.
 
     Attributes:
         term, group: as given.
         complete: whether the group has all values, so that it may be promoted.
     """
 
-    def __init__(self, group: LockGroup, lane: Connection, term: int, memory: BufferPool) -> None:
-        self.group, self._lane, self.term, self._memory = group, lane, term, memory
+    def __init__(
+        self,
+        group: LockGroup,
+        lane: Connection,
+        term: int,
+        memory: BufferPool,
+        region: Callable[[int], np.ndarray],
+    ) -> None:
+        self.group, self._lane, self.term, self._memory, self._region = group, lane, term, memory, region
+        self._layout = RegionLayout(group.slab_values)
         self.complete = False
         self._changed = threading.Condition()  # guards _copies, _stopped and _ended
         self._copies: Connection | None = None  # the lane on which this end sends
@@ -123,7 +135,12 @@ class BackupLink:
         if place.slab not in payload:
             values = self.group.array(place.slab, "")
             payload[place.slab] = self._memory.take(values.nbytes).view(values.dtype)
-        fill(self._lane, taken, payload[place.slab], place.start)
+        if place.region:
+            self._lane.payload()
+            source = self._layout.array(self._region(place.region), place.slab)
+            conversions.send_all([(payload[place.slab], source)])
+        else:
+            fill(self._lane, taken, payload[place.slab], place.start)
 
     def _taken(self, number: int) -> Payload:
         return self._gradients.pop(number, {})

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import structlog
 from google.protobuf.message import DecodeError
 
@@ -35,12 +36,13 @@ class Backups:
         self._lock = threading.Lock()  # guards _by_group; nothing is called under it
         self._by_group: dict[tuple[str, int], BackupLink] = {}  # by job and number of the group
 
-    def serve(self, lane: Connection, payload: memoryview) -> None:
+    def serve(self, lane: Connection, payload: memoryview, region: Callable[[int], np.ndarray]) -> None:
         """Serves one connection of a replica until it ends.
 
         Args:
             lane: the connection.
             payload: its first frame.
+            region: returns the bytes of a region of the lane's segment, by its number, or raises BadRequest.
 
         Raises:
             ShoalError: why it ended. The other end has received a refusal.
@@ -54,7 +56,7 @@ class Backups:
             if hello.direction == replica_pb2.ReplicaHello.COPIES:
                 link = self._link_of(hello)
             else:
-                link = self._accept(lane, hello)
+                link = self._accept(lane, hello, region)
         except errors.ShoalError as error:
             send_error(lane, error)
             raise
@@ -95,7 +97,9 @@ class Backups:
             raise errors.Moved(f"{hello.job}: this server has no copy of lock group {hello.group} at term {hello.term}")
         return link
 
-    def _accept(self, lane: Connection, hello: replica_pb2.ReplicaHello) -> BackupLink:
+    def _accept(
+        self, lane: Connection, hello: replica_pb2.ReplicaHello, region: Callable[[int], np.ndarray]
+    ) -> BackupLink:
         """Makes the memory of a backup. It replaces a backup of an earlier term."""
         if hello.kernels != compilation.processor():
             raise errors.UnequalKernels(
@@ -112,7 +116,7 @@ class Backups:
         group = self._store.add_backup(config, layouts, hello.term)
         if earlier:
             earlier.stop()
-        link = BackupLink(group, lane, hello.term, self._store.memory)
+        link = BackupLink(group, lane, hello.term, self._store.memory, region)
         with self._lock:
             self._by_group[hello.job, hello.group] = link
         lane.send(Frame.END)

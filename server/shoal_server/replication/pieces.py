@@ -1,7 +1,7 @@
 """Pieces of arrays on a replica's connection: each is a message with its place, and elements of the array."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -15,6 +15,8 @@ _SIZE = struct.Struct("<I")
 # Bytes of elements in one frame. More of them make fewer calls, and inputs wait for a frame.
 PIECE_BYTES = 1 << 20
 _MOST_PLACE_BYTES = 256
+# Of the arrays in a region, and of regions.
+_ALIGNMENT, _PAGE = 64, 4096
 
 
 def pieces_of(array: np.ndarray, *, gradient: int, slab: int, slot: str = "") -> Iterator[list[Buffer]]:
@@ -28,6 +30,12 @@ def pieces_of(array: np.ndarray, *, gradient: int, slab: int, slot: str = "") ->
     for start in range(0, array.size, step):
         place = replica_pb2.ArrayPiece(gradient=gradient, slab=slab, slot=slot, start=start).SerializeToString()
         yield [_SIZE.pack(len(place)), place, array[start : start + step].data.cast("B")]
+
+
+def shared_piece(*, gradient: int, slab: int, region: int) -> list[Buffer]:
+    """Returns the payload of a frame that names an array in shared memory; see `ArrayPiece.region`."""
+    place = replica_pb2.ArrayPiece(gradient=gradient, slab=slab, region=region).SerializeToString()
+    return [_SIZE.pack(len(place)), place]
 
 
 def received_place(lane: Connection) -> tuple[replica_pb2.ArrayPiece, int]:
@@ -75,4 +83,38 @@ def fill(lane: Connection, taken: int, array: np.ndarray, start: int) -> int:
     return elements
 
 
-__all__ = ["PIECE_BYTES", "fill", "pieces_of", "received_place"]
+class RegionLayout:
+    """The places of slabs in a region of shared memory.
+
+    Args:
+        arrays: an array of each slab, with its size and dtype.
+
+    Attributes:
+        nbytes: size of a region.
+    """
+
+    def __init__(self, arrays: Iterable[np.ndarray]) -> None:
+        self._places: list[tuple[int, int, np.dtype]] = []
+        start = 0
+        for array in arrays:
+            self._places.append((start, start + array.nbytes, array.dtype))
+            start = -(-(start + array.nbytes) // _ALIGNMENT) * _ALIGNMENT
+        self.nbytes = -(-start // _PAGE) * _PAGE
+
+    def array(self, region: np.ndarray, slab: int) -> np.ndarray:
+        """Returns the array of a slab in a region.
+
+        Args:
+            region: the region's bytes.
+            slab: index of the slab.
+
+        Raises:
+            BadFrame: the region is too small.
+        """
+        start, stop, dtype = self._places[slab]
+        if stop > region.size:
+            raise errors.BadFrame(f"a region of {region.size} bytes is too small for a gradient of {self.nbytes} bytes")
+        return region[start:stop].view(dtype)
+
+
+__all__ = ["PIECE_BYTES", "RegionLayout", "fill", "pieces_of", "received_place", "shared_piece"]

@@ -12,14 +12,25 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from shoal import errors
-from shoal._transport import Connection, Frame, GrpcCalls, LaneFactory, Target, decoded, received_error
+from shoal._system import host_id
+from shoal._transport import (
+    Connection,
+    Frame,
+    GrpcCalls,
+    LaneFactory,
+    SegmentUnavailable,
+    Target,
+    decoded,
+    received_error,
+)
 from shoal._wire import Buffer, CallLayout
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import replica_pb2
 from shoal_server.calling_server import CallingServer
 from shoal_server.optimizers import compilation
-from shoal_server.replication.pieces import pieces_of
+from shoal_server.replication.pieces import RegionLayout, pieces_of, shared_piece
+from shoal_server.replication.shared_gradients import SHARED_FROM_BYTES, SharedGradients
 from shoal_server.shards import CopyStart, CopyState, InputLog, LockGroup, LockGroupEvent, Payload, encode_input
 
 _log = structlog.get_logger(__name__)
@@ -66,6 +77,8 @@ class PrimaryLink:
         self._pending: deque[Callable[[], replica_pb2.ReplicaInput]] = deque()  # each returns an input
         self._gradients, self._next_ticket = count(1), count(1)
         self._tickets: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self._added = 0  # number of the last input
+        self._shared: SharedGradients | None = None  # memory for gradients, if the backup is on this host
         self._backlog = 0  # bytes of gradients that were sent while the copy grew
 
     def start(self) -> None:
@@ -93,12 +106,17 @@ class PrimaryLink:
         return number if self._send_gradient(number, payload) else 0
 
     def add(self, number: int, event: LockGroupEvent, gradient: int) -> None:
+        self._added = number
+        if self._shared and gradient:
+            self._shared.name(gradient, number)
         self._pending.append(lambda: encode_input(event, number, lambda _: gradient, self.ticket))
 
     def add_hash(self, values_hash: int) -> None:
         self._pending.append(lambda: replica_pb2.ReplicaInput(values_hash=values_hash))
 
     def forget(self, gradient: int) -> None:
+        if self._shared:
+            self._shared.name(gradient, self._added + 1)
         self._pending.append(lambda: replica_pb2.ReplicaInput(gradient_dropped=gradient))
 
     def flush(self) -> None:
@@ -129,6 +147,8 @@ class PrimaryLink:
         for lane in [*self._lanes]:
             lane.close()
         self._pending.clear()
+        if self._shared:
+            self._shared.close()
 
     def _send_gradient(self, number: int, payload: Payload) -> bool:
         """Sends the arrays of a push. Returns whether they were sent."""
@@ -136,6 +156,9 @@ class PrimaryLink:
             return self._send_arrays(number, payload)
 
     def _send_arrays(self, number: int, payload: Payload) -> bool:
+        if self._shared and payload and (region := self._shared.put(number, payload)):
+            pieces = (shared_piece(gradient=number, slab=slab, region=region) for slab in payload)
+            return self._attempt(Frame.GRADIENT, pieces)
         frames = (piece for slab, array in payload.items() for piece in pieces_of(array, gradient=number, slab=slab))
         return not payload or self._attempt(Frame.GRADIENT, frames)
 
@@ -203,7 +226,13 @@ class PrimaryLink:
                     f"{request.backup.server} has no lanes, so it cannot have a backup; start it without --lanes 0"
                 )
             target = Target(request.backup.address, CallLayout(()), calls, offer, identity.credentials)
-            lane, _ = LaneFactory().connect(target, pb.LaneHello())
+            shared = self._memory_for(offer) if direction == replica_pb2.ReplicaHello.INPUTS else None
+            lane, welcome = LaneFactory().connect(target, pb.LaneHello(segment=shared.offer() if shared else None))
+        if shared:
+            shared.shared()
+            self._shared = shared if welcome.shared else None
+            if not welcome.shared:
+                shared.close()
         self._lanes.append(lane)
         if self._closed:
             lane.close()
@@ -215,6 +244,17 @@ class PrimaryLink:
         if kind is not Frame.END:
             raise errors.BadFrame(f"{lane.peer} answered a replica's hello with {kind.name}")
         return lane
+
+    def _memory_for(self, offer: pb.AttachReply) -> SharedGradients | None:
+        """Returns memory for gradients if the backup's server is on this host, and gradients are large."""
+        layout = RegionLayout(self._group.slab_values)
+        if offer.host != host_id() or layout.nbytes < SHARED_FROM_BYTES:
+            return None
+        try:
+            return SharedGradients(layout)
+        except SegmentUnavailable as error:
+            _log.warning("no shared memory with a backup on this host; gradients go over TCP", why=str(error))
+            return None
 
     def _send_values(self, start: CopyStart) -> None:
         """Sends the values and slots. Inputs and gradients go in between."""
@@ -233,7 +273,10 @@ class PrimaryLink:
         """Receives what the backup has, until the connection ends."""
         try:
             while True:
-                self.log.copied(_received_number(copies))
+                number = _received_number(copies)
+                if self._shared:
+                    self._shared.copied(number)
+                self.log.copied(number)
         except errors.ShoalError as error:
             self._fail(error)
         except Exception as error:

@@ -323,7 +323,7 @@ class LaneHandler:
     def _replica(self, payload: memoryview) -> None:
         """Serves the connection of a replica, to its end."""
         try:
-            self._service.backups.serve(self._lane, payload)
+            self._service.backups.serve(self._lane, payload, self._region)
         finally:
             self._lane.close()
 

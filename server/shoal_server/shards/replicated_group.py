@@ -4,7 +4,7 @@ A backup has the same lock, state machine and shards as a primary. It gets its e
 their effects, and refuses all calls.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import structlog
@@ -142,6 +142,11 @@ class ReplicatedGroup(GroupShell):
     def stored_elements(self) -> int:
         """Number of elements of all values and slots, which a copy has to fill."""
         return sum(slab.values.size * (1 + len(slab.slots)) for slab in self._stored.slabs)
+
+    @property
+    def slab_values(self) -> Sequence[np.ndarray]:
+        """The values of each slab, for their sizes and dtypes."""
+        return [slab.values for slab in self._stored.slabs]
 
     def array(self, slab: int, slot: str) -> np.ndarray:
         """Returns the values of a slab, or one of its slots, to fill them with those of the primary.
