@@ -314,7 +314,7 @@ def test_what_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("SHOAL_COORDINATOR", raising=False)
     with pytest.raises(errors.BadRequest, match="this process is alone, but 2 stages with 1 replicas need 2"):
         MultiWorkerPipelineStrategy(2)
-    with pytest.raises(errors.BadRequest, match="lengths of 1 or more"):
+    with pytest.raises(errors.BadRequest, match="replicas is 0; it must be a whole number, 1 or more"):
         MultiWorkerPipelineStrategy(2, 0)
     found = run_ranks(2, lambda group: MultiWorkerPipelineStrategy(3, group=group, device="/cpu:0"))
     assert all("there are 2 processes, but 3 stages" in str(it) for it in found)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -38,7 +39,7 @@ class DeviceMesh:
     def __post_init__(self) -> None:
         object.__setattr__(self, "axes", dict(self.axes))
         object.__setattr__(self, "devices", (self.devices,) if isinstance(self.devices, str) else tuple(self.devices))
-        if not self.axes or min(self.axes.values()) < 1:
+        if not self.axes or not all(map(_is_length, self.axes.values())):
             raise errors.BadRequest(
                 f"the axes of a mesh are {self.axes}; give names with lengths of 1 or more, such as {{'model': 2}}"
             )
@@ -164,6 +165,10 @@ class DeviceMesh:
     def _listed(self) -> str:
         shown = ", ".join(map(str, self.devices[:8]))
         return f"{shown} and {len(self.devices) - 8} more" if len(self.devices) > 8 else shown
+
+
+def _is_length(given: Any) -> bool:
+    return isinstance(given, Integral) and not isinstance(given, bool) and given >= 1
 
 
 __all__ = ["DeviceMesh", "MeshMember"]

@@ -1,6 +1,9 @@
 """Rank mesh: which stage, which replica and which part of split layers each rank of a pipeline computes."""
 
+import math
+
 from shoal import errors
+from shoal._system import check_count
 from shoal_distribute.tensor_parallel.device_mesh import DeviceMesh
 
 
@@ -21,11 +24,16 @@ class RankMesh(DeviceMesh):
         split: number of ranks that compute one stage of one replica, each with its part of the split layers.
 
     Raises:
-        BadRequest: a number is below 1.
+        BadRequest: an argument is no whole number of 1 or more.
     """
 
     def __init__(self, stages: int, replicas: int = 1, split: int = 1) -> None:
-        super().__init__({"replica": replicas, "stage": stages, "model": split}, range(stages * replicas * split))
+        axes = {
+            "replica": check_count("replicas", replicas, 1),
+            "stage": check_count("stages", stages, 1),
+            "model": check_count("split", split, 1),
+        }
+        super().__init__(axes, range(math.prod(axes.values())))
 
     def line(self, rank: int) -> tuple[int, ...]:
         """Returns the ranks that a rank passes activations to or gets them from, by stage, itself included."""

@@ -1,6 +1,7 @@
 """Device meshes: coordinates, groups, submeshes, and axes that do not fit the devices; bounds of split axes."""
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,12 +53,14 @@ def test_groups_along_an_axis_divide_the_devices(lengths: list[int]) -> None:
     [
         ({}, [], "give names with lengths of 1 or more"),
         ({"model": 0}, [], "give names with lengths of 1 or more"),
+        ({"model": "2"}, GPUS[:2], "the axes of a mesh are {'model': '2'}; give names with lengths of 1 or more"),
+        ({"model": 2.0}, GPUS[:2], "give names with lengths of 1 or more"),
         ({"data": 2, "model": 4}, GPUS[:6], "data=2 x model=4 has 8 points, but 6 devices are given"),
         ({"model": 2}, "/gpu:0", "model=2 has 2 points, but 1 devices are given"),
         ({"model": 2}, ["/gpu:0", "/gpu:0"], "has /gpu:0 more than once"),
     ],
 )
-def test_axes_must_fit_the_devices(axes: dict[str, int], devices: list[str], message: str) -> None:
+def test_axes_must_fit_the_devices(axes: dict[str, Any], devices: list[str], message: str) -> None:
     with pytest.raises(errors.BadRequest, match=message):
         DeviceMesh(axes, devices)
 

@@ -1,5 +1,7 @@
 """The mesh of ranks: which stage, replica and part each rank computes, and with which ranks."""
 
+from typing import Any
+
 import pytest
 
 from shoal import errors
@@ -48,5 +50,17 @@ def test_other_numbers_of_ranks_are_refused() -> None:
         errors.BadRequest, match=r"2 stages with 1 replicas .each stage split over 2 ranks. need 4; .* each part"
     ):
         RankMesh(2, 1, 2).check_ranks(3)
-    with pytest.raises(errors.BadRequest, match="lengths of 1 or more"):
-        RankMesh(2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((2, 1, 0), "split is 0; it must be a whole number, 1 or more"),
+        ((2, 0), "replicas is 0; it must be"),
+        ((2.0, 1), r"stages is 2\.0; it must be"),
+        ((None,), "stages is None; it must be"),
+    ],
+)
+def test_wrong_numbers_are_named_as_the_arguments_are(sizes: Any, message: str) -> None:
+    with pytest.raises(errors.BadRequest, match=message):
+        RankMesh(*sizes)
