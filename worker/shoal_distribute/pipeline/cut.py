@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal import errors
 from shoal_distribute.keras.names import advice
+from shoal_distribute.pipeline.timings import layers_shown
 
 # What a byte that a stage sends counts, compared with the seconds of its layers: a copy in memory.
 _SECONDS_PER_BYTE = 1e-10
@@ -204,7 +205,7 @@ def cut_by_cost(
     bounds = [0, *least, len(calls)]
     stages = [(need(stage, *part), stage, part) for stage, part in enumerate(itertools.pairwise(bounds))]
     bytes_, stage, (first, end) = max(stages, key=lambda it: it[0] / limits[it[1]])
-    raise memory_error(stage, f"{places.names[first]} to {places.names[end - 1]}", bytes_, limits[stage])
+    raise memory_error(stage, layers_shown(places.names[first:end]), bytes_, limits[stage])
 
 
 def memory_error(stage: int, what: str, need: float, limit: float) -> errors.LimitExceeded:

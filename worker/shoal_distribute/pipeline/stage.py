@@ -14,6 +14,7 @@ from shoal_distribute.pipeline.graph import Graph
 from shoal_distribute.pipeline.links import Passed
 from shoal_distribute.pipeline.parts import StagePart
 from shoal_distribute.pipeline.saved import saved_bytes
+from shoal_distribute.pipeline.timings import layers_shown
 from shoal_distribute.pipeline.variables import StageVariable
 
 # Takes the outputs of a micro-batch, and whether it is computed again. It returns the sum of the losses.
@@ -218,7 +219,7 @@ class ModelStage:
         working = whole - kept.nbytes  # of the one micro-batch that is computed again
         need = fixed + self._plan.held * kept.nbytes + working
         if need > self._plan.limit:
-            what = f"{self.part.layers[0]} to {self.part.layers[-1]}, on {self.part.device}"
+            what = f"{layers_shown(self.part.layers)}, on {self.part.device}"
             raise memory_error(self.part.number, what, need, self._plan.limit)
         held = sum(it.nbytes for it in self._kept.values())
         self.peak_bytes = max(self.peak_bytes, fixed + held + working)

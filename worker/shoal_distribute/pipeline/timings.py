@@ -1,5 +1,6 @@
 """Timings of a pipeline: where the time of its training steps goes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.status import Bubble
@@ -72,7 +73,7 @@ class PipelineTimings:
         rows = ["stage   compute      wait   bubble   MB at most   held   device   layers   (seconds of all steps)"]
         rows += [
             f"{it.stage:5}{it.compute_s:10.3f}{it.wait_s:10.3f}{it.bubble:9.3f}{it.peak_bytes / 1e6:13.2f}"
-            f"{it.peak_held:7}   {it.device}   {it.layers[0]} to {it.layers[-1]}"
+            f"{it.peak_held:7}   {it.device}   {layers_shown(it.layers)}"
             for it in self.stages
         ]
         ended = f"{self.steps} steps; stage {self.slowest.stage} is the slowest"
@@ -83,4 +84,13 @@ class PipelineTimings:
         return Bubble(self.bubble, max(1, len(self.stages)), self.micro_batches)
 
 
-__all__ = ["PipelineTimings", "StageTimings"]
+def layers_shown(names: Sequence[str]) -> str:
+    """Returns consecutive layers as text: the first and the last of them.
+
+    Args:
+        names: their names.
+    """
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
+
+__all__ = ["PipelineTimings", "StageTimings", "layers_shown"]
