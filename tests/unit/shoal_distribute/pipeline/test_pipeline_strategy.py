@@ -281,7 +281,8 @@ def test_shapes_that_change_between_micro_batches_are_refused_and_end_the_step()
     def build() -> keras.Model:
         return keras.Sequential([keras.Input((6,)), Changing(name="odd"), keras.layers.Dense(3)])
 
-    with pytest.raises(errors.InvalidShape, match=r"shape \(5,\) .* from layer odd in micro-batch 1, but \(6,\)"):
+    message = r"shape \(5,\) .* from layer odd in micro-batch 1, but \(6,\) .* let this layer return one shape"
+    with pytest.raises(errors.InvalidShape, match=message):
         in_stages(build, stages=2, micro_batches=4, cut=[1, 1])
 
 
