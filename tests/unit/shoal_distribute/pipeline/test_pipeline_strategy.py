@@ -49,12 +49,14 @@ def sequence() -> keras.Model:
     return keras.Sequential([keras.Input((6,)), *layers], name="net")
 
 
-def in_one_process(build: Callable[[], keras.Model], micro_batches: int, optimizer: Any) -> list[np.ndarray]:
+def in_one_process(
+    build: Callable[[], keras.Model], micro_batches: int, optimizer: Any, steps: int = STEPS
+) -> list[np.ndarray]:
     """Returns the variables after some steps that add up the gradients of micro-batches, as `PipelineStrategy` does."""
     keras.utils.set_random_seed(5)
     model, mse = build(), keras.losses.MeanSquaredError()
     made = optimizer()
-    for _ in range(STEPS):
+    for _ in range(steps):
         sums: list[Any] = [0.0] * len(model.trainable_variables)
         for number in range(micro_batches):
             part = slice(24 * number // micro_batches, 24 * (number + 1) // micro_batches)
@@ -70,14 +72,16 @@ def adam() -> Any:
     return keras.optimizers.Adam(0.05, global_clipnorm=0.5)
 
 
-def in_stages(build: Callable[[], keras.Model], optimizer: Any = adam, **settings: Any) -> tuple[Any, Any]:
+def in_stages(
+    build: Callable[[], keras.Model], optimizer: Any = adam, steps: int = STEPS, **settings: Any
+) -> tuple[Any, Any]:
     """Returns the variables after the same steps in stages, and the timings."""
     keras.utils.set_random_seed(5)
     with PipelineStrategy(**settings) as strategy:
         with strategy.scope():
             model = build()
             model.compile(optimizer(), "mse")
-        model.fit(X, Y, batch_size=24, epochs=STEPS, shuffle=False, verbose=0)
+        model.fit(X, Y, batch_size=24, epochs=steps, shuffle=False, verbose=0)
         return model.get_weights(), strategy.timings()
 
 
@@ -88,11 +92,11 @@ def check_equal(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> 
 
 @pytest.mark.parametrize("micro_batches", [1, 4, 8])
 def test_the_variables_are_those_of_one_process_with_the_same_micro_batches(micro_batches: int) -> None:
-    expected = in_one_process(residual, micro_batches, adam)
+    expected = in_one_process(residual, micro_batches, adam, steps=30)
     for counts in ([3, 3], [2, 2, 2], [1, 2, 2, 1]):
         for schedule in ("1f1b", "gpipe"):
             settings = {"stages": len(counts), "cut": counts, "schedule": schedule, "micro_batches": micro_batches}
-            found, timings = in_stages(residual, **settings, recompute=schedule == "gpipe")
+            found, timings = in_stages(residual, steps=30, **settings, recompute=schedule == "gpipe")
             check_equal(found, expected)
             held = [min(micro_batches, len(counts) - it) for it in range(len(counts))]
             assert [it.peak_held for it in timings.stages] == (
