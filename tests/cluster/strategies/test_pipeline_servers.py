@@ -175,8 +175,14 @@ def test_what_stages_with_servers_cannot_do_is_refused(client: shoal.Client, mon
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(errors.BadRequest, match="there is no cut, but each of 2 replicas"):
         ParameterServerPipelineStrategy(2, 2, client=client)
-    with pytest.raises(errors.BadRequest, match="give replica, from 0, or list all processes"):
-        ParameterServerPipelineStrategy(2, 2, client=client, cut=[1, 1])
+    for replica in (None, 2, "0"):
+        message = f"replica is {replica!r}; give the number of this process's replica, from 0 to 1, or list all proc"
+        with pytest.raises(errors.BadRequest, match=message):
+            ParameterServerPipelineStrategy(2, 2, client=client, cut=[1, 1], replica=replica)  # type: ignore[arg-type]
+    with pytest.raises(errors.BadRequest, match=r"consistency is 'synchronous'; give .* shoal.Synchronous\(\)"):
+        ParameterServerPipelineStrategy(2, client=client, consistency="synchronous")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="'checkpoint'; did you mean checkpoints"):
+        ParameterServerPipelineStrategy(2, client=client, checkpoint=None)
 
     def work(strategy: ParameterServerPipelineStrategy) -> None:
         with pytest.raises(errors.InvalidOptimizer, match="limits the global norm to 1"):

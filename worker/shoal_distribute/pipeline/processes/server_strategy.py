@@ -3,13 +3,16 @@
 import atexit
 import sys
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 import shoal
 from shoal import errors, optim
+from shoal._system import check_type
 from shoal._system.logs import Log
+from shoal._training import check_options
 from shoal.consistency import Asynchronous, Consistency
 from shoal.variables import Variable
 from shoal_distribute.collectives import Group
@@ -82,6 +85,7 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
 
     Raises:
         BadRequest: an argument or `TF_CONFIG` is invalid, or the number of processes is not stages * replicas.
+        TypeError: sessions have no such option.
         DeviceUnavailable: there is no such device.
         RankLost: another process of the replica did not come.
         StartFailed: the chief's coordinator did not start.
@@ -113,12 +117,14 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
         **options: Any,
     ) -> None:
         mesh = RankMesh(stages, replicas)
+        check_options(options)
+        self._consistency, self._options = consistency or Asynchronous(), options
+        check_type("consistency", self._consistency, Consistency, "a consistency mode, such as shoal.Synchronous()")
         if cut is None and min(stages, replicas) > 1:
             raise errors.BadRequest(
                 f"there is no cut, but each of {replicas} replicas would measure the costs itself, and the cuts could "
-                "differ; give the names of the first layers of the stages, or their numbers of layers"
+                "differ; give cut: the first layer of each stage but the first, or the number of layers of each stage"
             )
-        self._consistency, self._options = consistency or Asynchronous(), options
         self._job = job or script_name(sys.argv[0] if sys.argv else "")
         self._task = enter_task(resolver) if (resolver := resolver_of_cluster(cluster_resolver, client)) else None
         self._owned_client = client is None
@@ -284,12 +290,12 @@ def _line(
 def _checked_replica(replica: int | None, replicas: int) -> int:
     """Returns the number of this process's replica. Raises BadRequest if it is not known."""
     number = 0 if replica is None and replicas == 1 else replica
-    if number is None or not 0 <= number < replicas:
+    if not isinstance(number, Integral) or not 0 <= number < replicas:
         raise errors.BadRequest(
-            f"the number of this process's replica is {number}, of {replicas} replicas; give replica, from 0, or list "
+            f"replica is {number!r:.200}; give the number of this process's replica, from 0 to {replicas - 1}, or list "
             "all processes in TF_CONFIG"
         )
-    return number
+    return int(number)
 
 
 __all__ = ["ParameterServerPipelineStrategy"]
