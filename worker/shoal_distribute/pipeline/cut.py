@@ -142,6 +142,11 @@ def _by_names(places: Places, cut: Sequence[str], stages: int) -> list[int]:
             f"{stages - 1} names"
         )
     found = [names.index(name) for name in cut]
+    if 0 in found:
+        raise errors.BadRequest(
+            f"cut: layer {names[0]!r} is the first of model {places.model}, and always begins stage 0; name the first "
+            "layers of the other stages alone"
+        )
     for before, after in itertools.pairwise([0, *found]):
         if after <= before:
             raise errors.BadRequest(
@@ -205,10 +210,13 @@ def cut_by_cost(
     bounds = [0, *least, len(calls)]
     stages = [(need(stage, *part), stage, part) for stage, part in enumerate(itertools.pairwise(bounds))]
     bytes_, stage, (first, end) = max(stages, key=lambda it: it[0] / limits[it[1]])
-    raise memory_error(stage, layers_shown(places.names[first:end]), bytes_, limits[stage])
+    what = f"{layers_shown(places.names[first:end])}, in the cut that exceeds the limits least"
+    raise memory_error(stage, what, bytes_, limits[stage], "more stages")
 
 
-def memory_error(stage: int, what: str, need: float, limit: float) -> errors.LimitExceeded:
+def memory_error(
+    stage: int, what: str, need: float, limit: float, remedy: str = "another cut, more stages"
+) -> errors.LimitExceeded:
     """Returns the error for a stage that needs more memory than its device may use.
 
     Args:
@@ -216,9 +224,10 @@ def memory_error(stage: int, what: str, need: float, limit: float) -> errors.Lim
         what: its layers, and its device if that is known.
         need: bytes that it needs.
         limit: bytes that it may use.
+        remedy: what to use, besides more micro-batches and recomputation.
     """
     return errors.LimitExceeded(
-        f"stage {stage} ({what}) needs {need:,.0f} bytes, but memory_limit is {limit:,.0f}; use more stages, more "
+        f"stage {stage} ({what}) needs {need:,.0f} bytes, but memory_limit is {limit:,.0f}; use {remedy}, more "
         "micro-batches or recompute=True, or raise the limit"
     )
 

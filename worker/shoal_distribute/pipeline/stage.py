@@ -203,8 +203,8 @@ class ModelStage:
                 raise errors.InvalidShape(
                     f"stage {self.part.number} got samples of the shape {now[0]} and {now[1]} from layer "
                     f"{self._graph.name_of(value)} in micro-batch {number}, but {before[0]} and {before[1]} in the "
-                    "first one; all micro-batches of a step need the same shapes, so let this layer return one shape and dtype, "
-                    "for example by padding"
+                    "first one; all micro-batches of a step need the same shapes, so let this layer return one shape "
+                    "and dtype, for example by padding"
                 )
 
     def _account(self, kept: _Kept) -> None:

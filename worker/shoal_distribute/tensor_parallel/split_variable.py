@@ -40,8 +40,8 @@ class SplitVariable(DistributedVariable):
             kind, devices = type(strategy).__name__, ", ".join(it.name for it in strategy.devices)
             raise errors.WrongContext(
                 f"variable {name} is split over devices, but a {kind} on {devices} keeps no split variables; make the "
-                "model outside of any scope, or in that of a strategy with one device in one process, such as "
-                "OneDeviceStrategy, or use layers that are not split"
+                "model outside of any scope, or in that of OneDeviceStrategy, PipelineStrategy or "
+                "MultiWorkerPipelineStrategy, or use layers that are not split"
             )
         super().__init__(strategy, name, initial, trainable=trainable)
         self._value = SplitArray.split(*place, initial, copy=True)

@@ -35,7 +35,7 @@ def test_a_cut_is_given_by_names_or_counts() -> None:
         (["fours"], 2, "no layer 'fours'; did you mean 'four'"),
         (["two"], 3, "1 names for 3 stages; give the first layer of each stage but the first: 2 names"),
         (["four", "two"], 3, "cannot begin with layer 'two', because the stage before it begins with 'four'"),
-        (["one"], 2, "cannot begin with layer 'one'"),
+        (["one"], 2, "layer 'one' is the first of model net, and always begins stage 0"),
         ([2, 2], 2, "1 or more, and 5 in all"),
         ([5, 0], 2, "1 or more, and 5 in all"),
     ],
@@ -78,7 +78,7 @@ def test_bytes_that_cross_a_cut_count() -> None:
 def test_each_stage_stays_within_the_limit_of_its_device() -> None:
     layers = costs(1, 1, 1, 1, 1, nbytes=100)
     assert cut_by_cost(places(), layers, [1, 1], [400, 100]) == [4]
-    with pytest.raises(errors.LimitExceeded, match=r"stage 0 \(one to four\) needs 400 bytes, but .* is 300"):
+    with pytest.raises(errors.LimitExceeded, match=r"0 \(one to four, in .* least\) needs 400 .* is 300; use more st"):
         cut_by_cost(places(), layers, [1, 1], [300, 100])
 
 
