@@ -280,6 +280,17 @@ def test_an_error_in_one_stage_ends_the_step_of_all() -> None:
     assert any("computes stage 1 of replica" in str([str(it), *getattr(it, "__notes__", [])]) for it in others)
 
 
+def test_stages_of_a_replica_that_get_other_samples_are_named() -> None:
+    def work(strategy: MultiWorkerPipelineStrategy) -> None:
+        model = made(strategy, sequence)
+        model.train_on_batch(X + strategy.input_pipeline_id, Y)  # replicas may have data of their own
+        model.train_on_batch(X + (strategy.rank == 3), Y)
+
+    for error in in_processes(2, work, replicas=2, micro_batches=2, cut=[2, 2]):
+        assert isinstance(error, errors.RanksDisagree)
+        assert "rank 3 (stage 1) computes with other samples than rank 2 (stage 0); they compute stages" in str(error)
+
+
 def test_a_rank_that_leaves_is_named_with_its_stage() -> None:
     def work(strategy: MultiWorkerPipelineStrategy) -> None:
         model = made(strategy, sequence)

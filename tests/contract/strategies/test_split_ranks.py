@@ -134,7 +134,7 @@ def test_ranks_that_disagree_are_named() -> None:
 
     for error in in_ranks((2, 1, 2), other_data):
         assert isinstance(error, errors.RanksDisagree)
-        assert "rank 3 (part 1 of stage 1 of replica 0) computes with other samples than rank 2" in str(error)
+        assert "rank 3 (part 1 of stage 1) computes with other samples than rank 2 (part 0 of stage 1)" in str(error)
 
     def other_mesh(group: Group) -> None:
         MultiWorkerPipelineStrategy(1 + group.rank, 1 + group.rank, split=2, group=group, device="/cpu:0")

@@ -67,7 +67,9 @@ class RankStage:
         self._split.agree(what)
 
     def check_inputs(self, inputs: Sequence[Array]) -> None:
-        """Makes sure that all ranks of a split layer compute with the same inputs, by a sample of their bytes.
+        """Makes sure that all ranks of this replica compute with the same inputs, by a sample of their bytes.
+
+        Labels come with the inputs: the last stage would compare the outputs for some samples with labels of others.
 
         Args:
             inputs: the inputs of a batch.
@@ -75,16 +77,22 @@ class RankStage:
         Raises:
             RanksDisagree: another rank has other ones.
         """
-        sums = self._split.all_gather(np.array(sampled_checksum(inputs), np.int64))
-        others = np.flatnonzero(sums != sums[0])
-        if len(others):
-            first, other = (self._mesh.split_group(self._group.rank)[it] for it in (0, int(others[0])))
-            raise errors.RanksDisagree(
-                f"rank {other} ({self._mesh.described(other)}) computes with other samples than rank {first} "
-                f"({self._mesh.described(first)}); they have parts of the same layers, so give both the same data, in "
-                "the same order, and shard it by strategy.input_pipeline_id alone",
-                rank=other,
-            )
+        if self._line.ranks == self._split.ranks == 1:
+            return
+        rank, own = self._group.rank, np.array(sampled_checksum(inputs), np.int64)
+        for group, ranks, why in (
+            (self._split, self._mesh.split_group(rank), "have parts of the same layers"),
+            (self._line, self._mesh.line(rank), "compute stages of the same replica"),
+        ):
+            sums = group.all_gather(own)
+            if len(others := np.flatnonzero(sums != sums[0])):
+                first, other = (ranks[it] for it in (0, int(others[0])))
+                raise errors.RanksDisagree(
+                    f"rank {other} ({self._place_of(other)}) computes with other samples than rank {first} "
+                    f"({self._place_of(first)}); they {why}, so give both the same data, in the same order, and shard "
+                    "it by strategy.input_pipeline_id alone",
+                    rank=other,
+                )
 
     def share_seeds(self, seeds: Sequence[int]) -> list[int]:
         """Returns the seeds of the first rank that has a part of this stage's split layers.
@@ -162,6 +170,10 @@ class RankStage:
         self._group.close()  # first: see `Group.close`
         for group in (self._line, self._split, self.peers):
             group.close()
+
+    def _place_of(self, rank: int) -> str:
+        """Returns which part of which stage a rank of this replica computes, as text."""
+        return self._mesh.described(rank).removesuffix(f" of replica {self.replica}")
 
     def _opened_peers(self) -> Group:
         """Returns the replicas of this stage. All parts of a stage add up gradients in the same order."""

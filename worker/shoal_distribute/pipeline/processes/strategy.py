@@ -176,7 +176,7 @@ class MultiWorkerPipelineStrategy(StagedStrategy):
     experimental_run_v2 = run
 
     def stages_of(self, model: Any, x: Any, optimizer: optim.Optimizer | None = None) -> PipelinedModel | None:
-        if self._ranks.parts.size > 1 and current_replica() is not None:
+        if current_replica() is not None:
             self._ranks.check_inputs([as_tensor(it).array for it in model.listed_inputs(x)])
         found = super().stages_of(model, x, optimizer)
         self._world.times.steps += found is not None and optimizer is not None
