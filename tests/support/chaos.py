@@ -26,6 +26,7 @@ _RANKS, _ELASTIC = "tests/chaos/test_ranks.py", "tests/chaos/test_elastic_ranks.
 _RECOVERY, _CHECKPOINTS = "tests/chaos/test_recovery.py", "tests/contract/test_checkpoints.py"
 _NETWORK = "tests/chaos/test_bad_network.py"
 _COORDINATOR, _LEDGER = "tests/chaos/test_coordinator.py", "tests/chaos/test_ledger.py"
+_REPLICAS, _COPYING = "tests/chaos/test_replicas.py", "tests/chaos/test_copying.py"
 SCENARIOS: Mapping[str, Sequence[str]] = {
     "whole_cluster_kill": [f"{_RECOVERY}::test_job_has_the_same_result_after_the_whole_cluster_is_killed"],
     "checkpoint_faults": [
@@ -51,6 +52,12 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
     "elastic_kill": [f"{_ELASTIC}::test_survivors_go_on_without_a_killed_process"],
     "elastic_stop": [f"{_ELASTIC}::test_survivors_go_on_without_a_stopped_process"],
     "schedule": ["tests/chaos/test_scheduled_calls.py"],
+    "server_kill": [f"{_REPLICAS}::test_training_goes_on_when_servers_are_killed"],
+    "server_and_coordinator_kill": [f"{_REPLICAS}::test_a_server_dies_with_the_coordinator"],
+    "stopped_primary": [f"{_REPLICAS}::test_a_stopped_primary_answers_nothing_when_it_goes_on"],
+    "resent_after_failover": [f"{_REPLICAS}::test_pushes_that_are_sent_again_after_a_failover_change_nothing"],
+    "both_copies_kill": [f"{_COPYING}::test_the_job_goes_back_to_its_checkpoint_when_both_copies_are_lost"],
+    "kill_during_copy": [f"{_COPYING}::test_a_copy_that_is_interrupted_is_made_again"],
     "session_kill_batches": ["tests/cluster/test_sessions.py::test_no_sample_is_missed_when_sessions_die"],
 }
 

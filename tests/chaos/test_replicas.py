@@ -1,0 +1,199 @@
+"""Servers that are killed or stopped under jobs with two copies: training goes on, and each update counts once."""
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal._training.parameters import ParameterClient
+from shoal._wire.layout import Placement
+from shoal.consistency import Consistency
+from support import run_lengths
+from support.clusters.exact_training import ExactTraining, chosen, exact_training
+from support.clusters.local import Mended
+from support.clusters.presented import as_admin
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
+
+SERVERS = 3
+KILLS = run_lengths.runs(1, 50)
+MODES = run_lengths.size(
+    [shoal.Synchronous(), shoal.Asynchronous()],
+    [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(2)],
+)
+# The roles of the servers that are killed, one after the other.
+VICTIMS = (("primary", "backup"), ("backup",), ("primary",))
+LEASE_S, FLOWS_WITHIN_S, LONGEST_S = 3.0, 3.0, 10.0
+
+
+@pytest.fixture(scope="module")
+def mended() -> Iterator[Mended]:
+    cluster = Mended(servers=SERVERS, workers=0, **({"log_dir": os.environ["CHAOS_LOGS"], "log_level": "info"} if os.environ.get("CHAOS_LOGS") else {}))
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def cluster(mended: Mended, request: pytest.FixtureRequest) -> Iterator[shoal.LocalCluster]:
+    with mended.lent(request.session) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
+    with shoal.Client(cluster.address, retry_for_s=60) as client:
+        yield client
+
+
+def index(server: str) -> int:
+    return int(server.rpartition("-")[2])
+
+
+def kill(cluster: shoal.LocalCluster, server: str) -> float:
+    """Kills a server by SIGKILL. Returns the time."""
+    cluster.kill("server", index(server))
+    return time.monotonic()
+
+
+def wait_for_time(seconds: float, since: float) -> None:
+    """Waits until some time has passed: for as long as a fault lasts."""
+    wait_until(lambda: time.monotonic() - since > seconds, what="the end of the fault")
+
+
+def check_unbroken(training: ExactTraining) -> None:
+    status = training.status
+    assert (status.state, status.restarts) == (shoal.JobState.RUNNING, 0), status
+
+
+def spread(gaps: list[float]) -> str:
+    return f"{np.median(gaps):.2f} s (median), {np.percentile(gaps, 99):.2f} s (p99), {max(gaps):.2f} s (longest)"
+
+
+@pytest.mark.timeout(60 + 20 * KILLS)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_training_goes_on_when_servers_are_killed(
+    cluster: shoal.LocalCluster, client: shoal.Client, mode: Consistency
+) -> None:
+    gaps: list[float] = []
+    with (
+        run_lengths.count_runs("server_kill", KILLS, "s until all pushes flow") as counted,
+        exact_training(client, f"kill-{type(mode).__name__.lower()}", mode, sessions=3) as training,
+    ):
+        for wanted in itertools.islice(itertools.cycle(VICTIMS), KILLS):
+            victim = chosen(training.roles(), wanted)
+            killed_at = kill(cluster, victim)
+            gaps.append(training.wait_for_pushes(killed_at))
+            assert gaps[-1] < LONGEST_S
+            cluster.restart("server", index(victim))
+            training.wait_for_copies()
+            check_unbroken(training)
+            counted.passes(gaps[-1])
+            training.wait_for_pushes(killed_at + LEASE_S)  # one server in a lease is lost before its lease ends
+        assert training.status.failovers or KILLS < 2
+    print([round(g, 2) for g in gaps])
+    print(f"{KILLS} servers killed, {training.acknowledged} updates exact; pushes again after {spread(gaps)}")
+    if run_lengths.is_long():
+        assert np.percentile(gaps, 99) < FLOWS_WITHIN_S
+
+
+AWAY_S, BACK_WITHIN_S = 2.0, 5.0
+
+
+@pytest.mark.timeout(60 + 30 * KILLS)
+@pytest.mark.parametrize("moment", ["together", "while it is away"])
+@pytest.mark.parametrize("mode", MODES[1:], ids=str)
+def test_a_server_dies_with_the_coordinator(
+    cluster: shoal.LocalCluster, client: shoal.Client, mode: Consistency, moment: str
+) -> None:
+    """The coordinator is away for two seconds. Pushes flow again within five seconds of its return."""
+    gaps: list[float] = []
+    name = f"{moment.replace(' ', '-')}-{type(mode).__name__.lower()}"
+    with (
+        run_lengths.count_runs("server_and_coordinator_kill", KILLS, "s from its return until all pushes flow") as counted,
+        exact_training(client, name, mode, sessions=2) as training,
+    ):
+        for wanted in itertools.islice(itertools.cycle(VICTIMS), KILLS):
+            victim = chosen(training.roles(), wanted)
+            cluster.kill("coordinator")
+            if moment != "together":
+                training.wait_for_pushes()  # they need no coordinator
+            killed_at = kill(cluster, victim)
+            wait_for_time(AWAY_S, killed_at)
+            cluster.restart("coordinator")
+            back_at = time.monotonic()
+            training.wait_for_pushes(killed_at)
+            gaps.append(time.monotonic() - back_at)
+            assert gaps[-1] < BACK_WITHIN_S
+            assert name in {status.job.name for status in client.jobs()}, "the job is lost"
+            cluster.restart("server", index(victim))
+            training.wait_for_copies()
+            check_unbroken(training)
+            counted.passes(gaps[-1])
+            training.wait_for_pushes(killed_at + LEASE_S)
+    print(f"{KILLS} times, {training.acknowledged} updates exact; after the coordinator's return: {spread(gaps)}")
+
+
+STOPPED_S, HEALED_WITHIN_S = run_lengths.size(5.0, 10.0), 5.0
+STOPS = run_lengths.runs(1, 20)
+
+
+class OldView:
+    """A participant that asks the servers of an old placement, whatever they answer."""
+
+    def __init__(self, client: shoal.Client, old: Placement, worker: str = "", step: int = 0) -> None:
+        members = {member.member: member.incarnation for member in client.status().members}
+        options: dict[str, Any] = {"worker": worker, "incarnation": members[worker]} if worker else {}
+        self.parameters = ParameterClient(
+            old, refresh=lambda: old, retry_for_s=0.0, credentials=as_admin(client.address), step=step, **options
+        )
+
+
+@pytest.mark.timeout(60 + 40 * STOPS)
+def test_a_stopped_primary_answers_nothing_when_it_goes_on(cluster: shoal.LocalCluster, client: shoal.Client) -> None:
+    """A read and a write wait in its sockets when it goes on. It may have them only refused, and joins again."""
+    cluster.process("server", 2).ask_to_stop()  # so that the stopped server is the only place for the next backups
+    cluster.process("server", 2).reap(20)
+    gaps: list[float] = []
+    with (
+        run_lengths.count_runs("stopped_primary", STOPS, "s until all pushes flow") as counted,
+        exact_training(client, "stopped", shoal.Asynchronous(), workers=3) as training,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        with client.session("stopped", worker="idle") as idle:
+            for _ in range(STOPS):
+                idle.pull()
+                old = training.placement
+                victim = chosen(training.roles(), ("primary", "backup"))
+                reader, writer = OldView(client, old), OldView(client, old, "idle", idle.step)
+                for view in (reader, writer):
+                    ones = {name: np.ones_like(value) for name, value in view.parameters.pull().items()}
+                process = cluster.process("server", index(victim))
+                os.kill(process.pid, signal.SIGSTOP)
+                stopped_at = time.monotonic()
+                gaps.append(training.wait_for_pushes(stopped_at))
+                assert gaps[-1] < HEALED_WITHIN_S
+                assert victim not in training.roles(), "it was not replaced"
+                read = pool.submit(reader.parameters.pull)
+                written = pool.submit(writer.parameters.push, ones)
+                wait_for_time(STOPPED_S, stopped_at)
+                assert not read.done()
+                os.kill(process.pid, signal.SIGCONT)
+                for answer in (read, written):
+                    assert isinstance(answer.exception(40), shoal.ShoalError), f"it has answered {answer.result()}"
+                for view in (reader, writer):
+                    view.parameters.close()
+                training.wait_for_copies()
+                assert victim in training.roles()
+                check_unbroken(training)
+                counted.passes(gaps[-1])
+            assert idle.push(ones).outcome == "accepted"
+            training.acknowledges(1)
+    print(f"{STOPS} servers stopped for {STOPPED_S:g} s, {training.acknowledged} updates exact; {spread(gaps)}")
