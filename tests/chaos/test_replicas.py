@@ -6,19 +6,19 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
 import shoal
-from shoal._training.parameters import ParameterClient
-from shoal._wire.layout import Placement
+from shoal import errors
+from shoal._training.pusher import PushResult
 from shoal.consistency import Consistency
 from support import run_lengths
 from support.clusters.exact_training import ExactTraining, chosen, exact_training
 from support.clusters.local import Mended
-from support.clusters.presented import as_admin
+from support.clusters.old_view import old_view
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
@@ -145,17 +145,6 @@ STOPPED_S, HEALED_WITHIN_S = run_lengths.size(5.0, 10.0), 5.0
 STOPS = run_lengths.runs(1, 20)
 
 
-class OldView:
-    """A participant that asks the servers of an old placement, whatever they answer."""
-
-    def __init__(self, client: shoal.Client, old: Placement, worker: str = "", step: int = 0) -> None:
-        members = {member.member: member.incarnation for member in client.status().members}
-        options: dict[str, Any] = {"worker": worker, "incarnation": members[worker]} if worker else {}
-        self.parameters = ParameterClient(
-            old, refresh=lambda: old, retry_for_s=0.0, credentials=as_admin(client.address), step=step, **options
-        )
-
-
 @pytest.mark.timeout(60 + 40 * STOPS)
 def test_a_stopped_primary_answers_nothing_when_it_goes_on(cluster: shoal.LocalCluster, client: shoal.Client) -> None:
     """A read and a write wait in its sockets when it goes on. It may have them only refused, and joins again."""
@@ -164,36 +153,84 @@ def test_a_stopped_primary_answers_nothing_when_it_goes_on(cluster: shoal.LocalC
     gaps: list[float] = []
     with (
         run_lengths.count_runs("stopped_primary", STOPS, "s until all pushes flow") as counted,
-        exact_training(client, "stopped", shoal.Asynchronous(), workers=3) as training,
+        exact_training(client, "stopped", shoal.Asynchronous(), workers=3, waits=False) as training,
         ThreadPoolExecutor(2) as pool,
     ):
         with client.session("stopped", worker="idle") as idle:
+            training.wait_for_start()
             for _ in range(STOPS):
                 idle.pull()
                 old = training.placement
-                victim = chosen(training.roles(), ("primary", "backup"))
-                reader, writer = OldView(client, old), OldView(client, old, "idle", idle.step)
-                for view in (reader, writer):
-                    ones = {name: np.ones_like(value) for name, value in view.parameters.pull().items()}
+                victim = old.shards[0].server
                 process = cluster.process("server", index(victim))
-                os.kill(process.pid, signal.SIGSTOP)
-                stopped_at = time.monotonic()
-                gaps.append(training.wait_for_pushes(stopped_at))
-                assert gaps[-1] < HEALED_WITHIN_S
-                assert victim not in training.roles(), "it was not replaced"
-                read = pool.submit(reader.parameters.pull)
-                written = pool.submit(writer.parameters.push, ones)
-                wait_for_time(STOPPED_S, stopped_at)
-                assert not read.done()
-                os.kill(process.pid, signal.SIGCONT)
-                for answer in (read, written):
-                    assert isinstance(answer.exception(40), shoal.ShoalError), f"it has answered {answer.result()}"
-                for view in (reader, writer):
-                    view.parameters.close()
+                with old_view(client, old) as reader, old_view(client, old, "idle", idle.step) as writer:
+                    for view in (reader, writer):
+                        view.pull()  # opens the connections
+                    os.kill(process.pid, signal.SIGSTOP)
+                    stopped_at = time.monotonic()
+                    gaps.append(training.wait_for_pushes(stopped_at))
+                    assert gaps[-1] < HEALED_WITHIN_S
+                    assert victim not in training.roles(), "it was not replaced"
+                    answers = [pool.submit(reader.pull), pool.submit(writer.push, training.ones)]
+                    wait_for_time(STOPPED_S, stopped_at)
+                    assert not any(answer.done() for answer in answers)
+                    os.kill(process.pid, signal.SIGCONT)
+                    for answer in answers:
+                        assert isinstance(answer.exception(40), shoal.ShoalError), f"it answers {answer.result()}"
                 training.wait_for_copies()
                 assert victim in training.roles()
                 check_unbroken(training)
                 counted.passes(gaps[-1])
-            assert idle.push(ones).outcome == "accepted"
+            assert idle.push(training.ones).outcome == "accepted"
             training.acknowledges(1)
     print(f"{STOPS} servers stopped for {STOPPED_S:g} s, {training.acknowledged} updates exact; {spread(gaps)}")
+
+
+RESENT = run_lengths.size(200, 1_000)
+SENDERS = 4
+
+
+def test_pushes_that_are_sent_again_after_a_failover_change_nothing(
+    cluster: shoal.LocalCluster, client: shoal.Client
+) -> None:
+    """The last push of each session is recognised, and gets its first answer. All others are refused."""
+    with (
+        run_lengths.count_runs("resent_after_failover", RESENT, "of them applied again") as counted,
+        exact_training(client, "resent", shoal.Asynchronous(), workers=2 + SENDERS, waits=False) as training,
+        ExitStack() as stack,
+        ThreadPoolExecutor(SENDERS) as pool,
+    ):
+        opened = [pool.submit(client.session, "resent", worker=f"sender-{rank}") for rank in range(SENDERS)]
+        senders = [stack.enter_context(session.result()) for session in opened]
+        training.wait_for_start()
+        last: dict[str, PushResult] = {}
+        for _ in range(RESENT // SENDERS):
+            for sender in senders:
+                sender.pull()
+                last[sender.worker] = sender.push(training.ones)
+                training.acknowledges(1)
+        victim = training.placement.shards[0].server
+        killed_at = kill(cluster, victim)
+        training.wait_for_pushes(killed_at)
+        training.pause()
+        values, now = client.pull("resent"), training.placement
+        assert victim not in {shard.server for shard in now.shards}
+        for sender in senders:
+            for step in range(sender.step):
+                with old_view(client, now, sender.worker, step) as again:
+                    again.pull()
+                    if step < sender.step - 1:
+                        with pytest.raises(errors.BadRequest, match="only the last push may be repeated"):
+                            again.push(training.ones)
+                    else:
+                        assert again.push(training.ones) == last[sender.worker]
+        for name, found in client.pull("resent").items():
+            np.testing.assert_array_equal(found, values[name])
+        counted.passes(0, RESENT)
+        training.go_on()
+        for sender in senders:  # they are where they were
+            sender.pull()
+            assert sender.push(training.ones).outcome == "accepted"
+            training.acknowledges(1)
+        check_unbroken(training)
+    print(f"{RESENT} pushes sent again: {SENDERS} recognised, the others refused; {training.acknowledged} updates exact")

@@ -3,6 +3,7 @@
 A lock group that moves to another server keeps its connection. A placement of another generation has new connections.
 """
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from shoal import _rpc, _tracing, errors
+from shoal import _tracing, errors
 from shoal._memory.gc_control import delayed_gc
 from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._system.logs import Log
@@ -28,8 +29,9 @@ _log = Log(__name__)
 
 _PLACEMENTS = 3  # placements that a call tries before it fails
 # A call that takes longer may wait for a server that was lost without a word: seconds until the coordinator is asked,
-# and the longest pause between two questions.
-_LATE_S, _LOOK_AGAIN_S = 1.0, 2.0
+# and the pause between two questions, at least and at most. Between them, a part of the time that the call has taken:
+# a server is declared lost after a few seconds, and a call that waits for other workers may take much longer.
+_LATE_S, _LONGEST_PAUSE_S, _PART = 1.0, 4.0, 0.25
 
 
 @dataclass(slots=True)
@@ -354,18 +356,16 @@ class PlacedServers:
 
         A server that was stopped or cut off closes no connection, so its calls would wait for as long as it is away.
         """
-        backoff = _rpc.Backoff(first_s=_LATE_S, longest_s=_LOOK_AGAIN_S)
         pause = _LATE_S
-        while not self._closed.wait(pause):
+        while not self._closed.wait(pause * random.uniform(0.75, 1)):
             now = time.monotonic()
-            if min(self._begun.copy().values(), default=now) > now - _LATE_S:
-                backoff.reset()
-                pause = _LATE_S
+            taken_s = now - min(self._begun.copy().values(), default=now)
+            pause = min(max(_LATE_S, _PART * taken_s), _LONGEST_PAUSE_S)
+            if taken_s < _LATE_S:
                 continue
             found, _ = self._locator.ask(self.placement, now)
             if found is not None:
                 self._move(found)
-            pause = backoff.next()
 
 
 def _has_copies(placement: Placement) -> bool:

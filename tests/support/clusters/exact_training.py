@@ -34,6 +34,10 @@ class ExactTraining:
         sessions: number of sessions.
         elements: number of elements of each of its variables.
         options: further options of the sessions.
+
+    Attributes:
+        client, job: as given.
+        ones: what is pushed.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class ExactTraining:
         self._joined = isinstance(mode, shoal.Synchronous)
         self._variables = {name: np.zeros(elements, np.float32) for name in NAMES}
         given = {"replicas": 2, "shards": len(NAMES), "checkpoints": shoal.CheckpointPolicy(every_s=0, at_end=False)}
+        self.ones = {name: np.ones_like(value) for name, value in self._variables.items()}
         self._options = {**given, "optimizer": optim.SGD(1.0), "consistency": mode, **options}
         self._count = sessions
         self._changed = threading.Condition()  # guards the rest
@@ -58,13 +63,18 @@ class ExactTraining:
         self._steps = [0] * sessions
         self._others = 0  # acknowledged pushes of other sessions
         self._goal: int | None = None
+        self._paused, self._waiting = False, 0
         self._errors: list[BaseException] = []
         self._threads = [threading.Thread(target=self._run, args=(rank,)) for rank in range(sessions)]
 
     def start(self) -> None:
-        """Starts the sessions, and waits until each has pushed and every shard has two copies."""
+        """Starts the sessions, and waits until there is a job."""
         for thread in self._threads:
             thread.start()
+        wait_until(lambda: self._fails() or self.job in {it.job.name for it in self.client.jobs()}, what="the job")
+
+    def wait_for_start(self) -> None:
+        """Waits until each session has pushed, and every shard has two copies."""
         self.wait_for_pushes()
         self.wait_for_copies()
 
@@ -128,6 +138,19 @@ class ExactTraining:
         if self._errors:
             raise self._errors[0]
 
+    def pause(self) -> None:
+        """Lets the sessions wait before their next steps, and returns when all of them wait."""
+        with self._changed:
+            self._paused, self._waiting = True, 0
+            assert self._changed.wait_for(lambda: self._errors or self._waiting == self._count, 30)
+        self.check()
+
+    def go_on(self) -> None:
+        """Ends a pause."""
+        with self._changed:
+            self._paused = False
+            self._changed.notify_all()
+
     def acknowledges(self, pushes: int) -> None:
         """Counts pushes of ones that others made, and that were acknowledged."""
         with self._changed:
@@ -148,7 +171,8 @@ class ExactTraining:
     def abandon(self) -> None:
         """Ends the job after a failure, and waits for the threads."""
         with self._changed:
-            self._goal = 0
+            self._goal, self._paused = 0, False
+            self._changed.notify_all()
         if any(thread.is_alive() for thread in self._threads):
             self.client.cancel(self.job)
         for thread in self._threads:
@@ -170,19 +194,26 @@ class ExactTraining:
                 self._changed.notify_all()
 
     def _train(self, session: shoal.Session, rank: int) -> None:
-        ones = {name: np.ones_like(value) for name, value in self._variables.items()}
         seen: dict[str, np.ndarray] = self._variables
         while self._goal is None or session.step < self._goal:
+            self._wait_for_pause()
             values = session.pull()
             self._check_values(session, rank, values, seen)
             seen, began = values, time.monotonic()
-            result = session.push(ones)
+            result = session.push(self.ones)
             assert result.outcome == "accepted", result
             with self._changed:
                 self._acknowledged[rank] += 1
                 self._steps[rank] = result.step
                 self._calls[rank] = began, time.monotonic()
                 self._changed.notify_all()
+
+    def _wait_for_pause(self) -> None:
+        with self._changed:
+            if self._paused:
+                self._waiting += 1
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._paused)
 
     def _check_values(
         self, session: shoal.Session, rank: int, values: Mapping[str, np.ndarray], seen: Mapping[str, np.ndarray]
@@ -198,12 +229,19 @@ class ExactTraining:
 
 @contextmanager
 def exact_training(
-    client: shoal.Client, job: str, mode: Consistency, **options: Any
+    client: shoal.Client, job: str, mode: Consistency, *, waits: bool = True, **options: Any
 ) -> Iterator[ExactTraining]:
-    """Yields a job in training, with two copies of each shard. At the end, checks its values and drops it."""
+    """Yields a job in training. At the end, checks its values and drops it.
+
+    Args:
+        client, job, mode, options: as for `ExactTraining`.
+        waits: whether to wait for its start.
+    """
     training = ExactTraining(client, job, mode, **options)
     try:
         training.start()
+        if waits:
+            training.wait_for_start()
         yield training
         training.end()
     except BaseException:
