@@ -3,10 +3,12 @@
 import itertools
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from support.waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 SERVERS = 3
-KILLS = run_lengths.runs(1, 50)
+KILLS, FEW = run_lengths.runs(1, 50), run_lengths.runs(1, 5)
 MODES = run_lengths.size(
     [shoal.Synchronous(), shoal.Asynchronous()],
     [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(2)],
@@ -35,8 +37,13 @@ LEASE_S, FLOWS_WITHIN_S, LONGEST_S = 3.0, 3.0, 10.0
 
 
 @pytest.fixture(scope="module")
-def mended() -> Iterator[Mended]:
-    cluster = Mended(servers=SERVERS, workers=0, **({"log_dir": os.environ["CHAOS_LOGS"], "log_level": "info"} if os.environ.get("CHAOS_LOGS") else {}))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def mended(folder: Path) -> Iterator[Mended]:
+    cluster = Mended(servers=SERVERS, workers=0, checkpoints=folder, **({"log_dir": os.environ["CHAOS_LOGS"], "log_level": "info"} if os.environ.get("CHAOS_LOGS") else {}))
     yield cluster
     cluster.stop()
 
@@ -102,6 +109,80 @@ def test_training_goes_on_when_servers_are_killed(
     print(f"{KILLS} servers killed, {training.acknowledged} updates exact; pushes again after {spread(gaps)}")
     if run_lengths.is_long():
         assert np.percentile(gaps, 99) < FLOWS_WITHIN_S
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+def test_training_goes_on_with_each_transport(
+    cluster: shoal.LocalCluster, client: shoal.Client, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    """The other tests use shared memory."""
+    monkeypatch.setenv("SHOAL_TRANSPORT", transport)
+    with (
+        run_lengths.count_runs("server_kill", FEW, "s until all pushes flow") as counted,
+        exact_training(client, f"over-{transport}", shoal.Synchronous()) as training,
+    ):
+        for _ in range(FEW):
+            victim = training.placement.shards[0].server
+            killed_at = kill(cluster, victim)
+            gap = training.wait_for_pushes(killed_at)
+            cluster.restart("server", index(victim))
+            training.wait_for_copies()
+            check_unbroken(training)
+            counted.passes(gap)
+            training.wait_for_pushes(killed_at + LEASE_S)
+
+
+@run_lengths.long_only
+def test_servers_are_killed_while_sessions_come_and_go_and_checkpoints_are_taken(
+    cluster: shoal.LocalCluster, client: shoal.Client, folder: Path
+) -> None:
+    checkpoints, ended = shoal.Checkpoints(str(folder)), threading.Event()
+    saved: list[int] = []
+
+    def come_and_go() -> int:
+        pushes = 0
+        while not ended.is_set():
+            with client.session("busy", worker=f"guest-{pushes}") as guest:
+                for _ in range(3):
+                    guest.pull()
+                    guest.push(training.ones)
+                    pushes += 1
+        return pushes
+
+    def save() -> None:
+        while not ended.is_set():
+            try:
+                found = client.job("busy").checkpoint(timeout_s=60)
+            except errors.StorageFailed as error:
+                assert "was lost during the checkpoint" in error.message
+                continue
+            saved.append(found.number)
+            for name, values in checkpoints.read(f"busy/{found.number}").items():
+                np.testing.assert_array_equal(values, -found.step, f"{name} at step {found.step}")
+
+    with (
+        run_lengths.count_runs("server_kill", FEW, "s until all pushes flow") as counted,
+        exact_training(client, "busy", shoal.Synchronous(), workers=3, waits=False) as training,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        guests = pool.submit(come_and_go)
+        training.wait_for_start()
+        saving = pool.submit(save)
+        try:
+            for wanted in itertools.islice(itertools.cycle(VICTIMS), FEW):
+                victim = chosen(training.roles(), wanted)
+                killed_at = kill(cluster, victim)
+                gap = training.wait_for_pushes(killed_at)
+                cluster.restart("server", index(victim))
+                training.wait_for_copies()
+                check_unbroken(training)
+                counted.passes(gap)
+                training.wait_for_pushes(killed_at + LEASE_S)
+        finally:
+            ended.set()
+        saving.result(60)
+        print(f"{FEW} servers killed, {guests.result(60)} pushes of guests, {len(saved)} checkpoints, all exact")
+        assert saved
 
 
 AWAY_S, BACK_WITHIN_S = 2.0, 5.0

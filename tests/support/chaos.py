@@ -52,7 +52,11 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
     "elastic_kill": [f"{_ELASTIC}::test_survivors_go_on_without_a_killed_process"],
     "elastic_stop": [f"{_ELASTIC}::test_survivors_go_on_without_a_stopped_process"],
     "schedule": ["tests/chaos/test_scheduled_calls.py"],
-    "server_kill": [f"{_REPLICAS}::test_training_goes_on_when_servers_are_killed"],
+    "server_kill": [
+        f"{_REPLICAS}::test_training_goes_on_when_servers_are_killed",
+        f"{_REPLICAS}::test_training_goes_on_with_each_transport",
+        f"{_REPLICAS}::test_servers_are_killed_while_sessions_come_and_go_and_checkpoints_are_taken",
+    ],
     "server_and_coordinator_kill": [f"{_REPLICAS}::test_a_server_dies_with_the_coordinator"],
     "stopped_primary": [f"{_REPLICAS}::test_a_stopped_primary_answers_nothing_when_it_goes_on"],
     "resent_after_failover": [f"{_REPLICAS}::test_pushes_that_are_sent_again_after_a_failover_change_nothing"],

@@ -159,7 +159,7 @@ class ExactTraining:
     def end(self) -> None:
         """Ends the sessions at one step, and checks that the values have each acknowledged update once."""
         with self._changed:
-            self._goal = max(self._steps) + 3
+            self._goal = max(self._steps) + 3 if self._joined else 0
         for thread in self._threads:
             thread.join(60)
         self.check()

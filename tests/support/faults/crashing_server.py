@@ -1,11 +1,14 @@
-"""Server that crashes while a step waits for norms: crashing_server.py DOOM FLAGS.
+"""Server that crashes, or whose connection to a backup breaks, at a chosen moment: crashing_server.py DOOM FLAGS.
 
 It runs `shoal server FLAGS`. If the file DOOM exists, the process kills itself by SIGKILL at the moment that the file
-names: `send`, before it sends the norm of a step, or `receive`, before it takes that of another server.
+names: `send`, before it sends the norm of a step; `receive`, before it takes that of another server; or `copy`, while
+it sends the values of a copy. At two moments, it cuts a connection instead, once: `cut copy`, while it sends the values
+of a copy, and `cut inputs`, when it sends inputs to its backup.
 """
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +18,11 @@ from typing import Any
 
 import shoal
 from shoal._cli import main as shoal_main
+from shoal._transport import Frame
+from shoal._transport.lane import Lane
 
 MOMENTS = ("send", "receive")
+_KINDS = {"copy": Frame.SLOTS, "cut copy": Frame.SLOTS, "cut inputs": Frame.INPUTS}
 
 
 @contextmanager
@@ -57,12 +63,29 @@ def _wrap(owner: type, name: str, moment: str, doom: Path) -> None:
     setattr(owner, name, call)
 
 
+def _wrap_stream(doom: Path) -> None:
+    real = Lane.stream
+
+    def stream(self: Lane, kind: Frame, *arguments: Any, **options: Any) -> None:
+        moment = doom.read_text() if kind in _KINDS.values() and doom.exists() else ""
+        if _KINDS.get(moment) is kind:
+            if moment == "copy":
+                os.kill(os.getpid(), signal.SIGKILL)
+            doom.unlink()
+            with socket.socket(fileno=os.dup(self.fileno())) as end:
+                end.shutdown(socket.SHUT_RDWR)
+        real(self, kind, *arguments, **options)
+
+    Lane.stream = stream  # type: ignore[method-assign]
+
+
 def main(doom: Path) -> None:
     from shoal_server.norm_sender import NormSender  # noqa: PLC0415 - the command imports Numba its own way
     from shoal_server.shards import LockGroup  # noqa: PLC0415
 
     _wrap(NormSender, "send", "send", doom)
     _wrap(LockGroup, "receive_norm", "receive", doom)
+    _wrap_stream(doom)
     shoal_main()
 
 
