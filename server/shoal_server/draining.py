@@ -1,4 +1,4 @@
-"""Draining of a server: it keeps serving until every job with shards on it has a checkpoint."""
+"""Draining of a server: it keeps serving until every job has moved off it, or has a checkpoint."""
 
 import random
 import threading
@@ -47,7 +47,11 @@ def wait_until_drained(
     saved: set[str] = set()
     limit_s, backoff, answered = min(grace_s, first_answer_s), Backoff(jitter), True
     while not stop_now.is_set():
-        request = coordinator_pb2.DrainRequest(member=member.member, incarnation=member.incarnation)
+        request = coordinator_pb2.DrainRequest(
+            member=member.member,
+            incarnation=member.incarnation,
+            left_s=max(0.0, started_at + grace_s - time.monotonic()),
+        )
         try:
             jobs = list(client.call(client.members.Drain, request, retry_for_s=0).jobs)
         except (errors.Unreachable, errors.DeadlineExceeded) as error:
@@ -66,12 +70,12 @@ def wait_until_drained(
                 return
             saved |= {*jobs}
             if jobs != waiting:
-                _log.info("waiting for checkpoints before stopping", jobs=jobs)
+                _log.info("waiting until these jobs have moved to other servers, or are saved", jobs=jobs)
             waiting, limit_s, next_s, answered = jobs, grace_s, _POLL_S, True
         left_s = started_at + limit_s - time.monotonic()
         if left_s <= 0:
             _log.warning(
-                "stopping before all jobs have checkpoints", jobs=waiting, seconds=limit_s, coordinator_answers=answered
+                "stopping before all jobs have moved or are saved", jobs=waiting, seconds=limit_s, coordinator_answers=answered
             )
             return
         stop_now.wait(min(next_s, left_s))

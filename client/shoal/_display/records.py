@@ -277,6 +277,7 @@ def member(member: MemberStatus, late_s: float = LATE_S) -> dict[str, Any]:
         "job": member.job,
         "load": server_load(member.load),
         "draining": member.draining,
+        "moving_groups": member.moving_groups,
     }
 
 

@@ -81,6 +81,7 @@ _BY_SERVICE: dict[str, dict[str, Audited]] = {
         "SetRate": _ALWAYS,
         "AddBackup": _FIRST,
         "DropBackup": _ALWAYS,
+        "DropCopy": _ALWAYS,
         "Promote": _ALWAYS,
         "HoldCommits": _ALWAYS,
         "ResumeCommits": _ALWAYS,

@@ -103,6 +103,7 @@ _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
         "SetRate": _COORDINATOR_ONLY,
         "AddBackup": _COORDINATOR_ONLY,
         "DropBackup": _COORDINATOR_ONLY,
+        "DropCopy": _COORDINATOR_ONLY,
         "Promote": _COORDINATOR_ONLY,
         "HoldCommits": _COORDINATOR_ONLY,
         "ResumeCommits": _COORDINATOR_ONLY,

@@ -131,6 +131,7 @@ class MemberStatus:
         job: name of the job that it works on, or "".
         load: latest reported load of a server.
         draining: whether it is a server that drains, or that drained before it left or was lost.
+        moving_groups: lock groups that still have a copy on a draining server and move to other servers.
     """
 
     member: str
@@ -146,6 +147,7 @@ class MemberStatus:
     job: str
     load: ServerLoad = ServerLoad()
     draining: bool = False
+    moving_groups: int = 0
 
     @classmethod
     def from_proto(cls, message: coordinator_pb2.Member) -> "MemberStatus":
@@ -164,6 +166,7 @@ class MemberStatus:
             job=message.job,
             load=ServerLoad.from_proto(message.load),
             draining=message.draining,
+            moving_groups=message.moving_groups,
         )
 
 

@@ -444,20 +444,28 @@ class DrainRequest(_message.Message):
 
     MEMBER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    LEFT_S_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     incarnation: _builtins.int
     """The member's incarnation, from RegisterReply."""
+    left_s: _builtins.float
+    """Seconds that the server will still wait. Jobs with replicas move off the server in half of that time, and are saved
+    in a checkpoint otherwise. Not set: not known.
+    """
     def __init__(
         self,
         *,
         member: _builtins.str = ...,
         incarnation: _builtins.int = ...,
+        left_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_s", b"_left_s", "left_s", b"left_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_s", b"_left_s", "incarnation", b"incarnation", "left_s", b"left_s", "member", b"member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__left_s: _TypeAlias = _typing.Literal["left_s"]  # noqa: Y015
+    _WhichOneofArgType__left_s: _TypeAlias = _typing.Literal["_left_s", b"_left_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__left_s) -> _WhichOneofReturnType__left_s | None: ...
 
 Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
 
@@ -470,8 +478,9 @@ class DrainReply(_message.Message):
     JOBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Jobs that have shards on this server, and that the coordinator saves in a checkpoint now. If the list is empty, the
-        server may leave. Without checkpoint storage the list is always empty.
+        """Jobs that have shards on this server, and that the coordinator moves to other servers or saves in a checkpoint now. If
+        the list is empty, the server may leave. A job that has no replicas is not named in a cluster without checkpoint
+        storage.
         """
 
     def __init__(
@@ -532,6 +541,7 @@ class Member(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    MOVING_GROUPS_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     role: Global___Role.ValueType
     """What the member is."""
@@ -555,6 +565,8 @@ class Member(_message.Message):
     """The job that a worker or a session takes part in. Empty if there is none."""
     draining: _builtins.bool
     """Whether a server drains, or drained before it left or was lost."""
+    moving_groups: _builtins.int
+    """The lock groups that still have a copy on a draining server and move to other servers."""
     @_builtins.property
     def load(self) -> Global___ServerLoad:
         """A server's load as of its last heartbeat."""
@@ -575,10 +587,11 @@ class Member(_message.Message):
         job: _builtins.str = ...,
         load: Global___ServerLoad | None = ...,
         draining: _builtins.bool = ...,
+        moving_groups: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "alive", b"alive", "bytes", b"bytes", "device", b"device", "draining", b"draining", "incarnation", b"incarnation", "job", b"job", "load", b"load", "member", b"member", "metrics_address", b"metrics_address", "role", b"role", "shards", b"shards", "silent_s", b"silent_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "alive", b"alive", "bytes", b"bytes", "device", b"device", "draining", b"draining", "incarnation", b"incarnation", "job", b"job", "load", b"load", "member", b"member", "metrics_address", b"metrics_address", "moving_groups", b"moving_groups", "role", b"role", "shards", b"shards", "silent_s", b"silent_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -93,8 +93,9 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-        moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call until the
+        """Drains a server: the coordinator places no new shards on it. The copies of jobs with replicas move to other servers while
+        these jobs train. The coordinator takes checkpoints of the other jobs with shards there and restarts these jobs on other
+        servers. Meanwhile the server continues to serve. The server repeats the call until the
         reply names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If a job then
         has fewer servers than before, it waits for a limited time, in which the server may register again under its id.
         Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the

@@ -51,8 +51,9 @@ class CoordinatorStub:
     UNKNOWN_MEMBER if the coordinator remembers no member of that id.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainReply]
-    """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-    moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call until the
+    """Drains a server: the coordinator places no new shards on it. The copies of jobs with replicas move to other servers while
+    these jobs train. The coordinator takes checkpoints of the other jobs with shards there and restarts these jobs on other
+    servers. Meanwhile the server continues to serve. The server repeats the call until the
     reply names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If a job then
     has fewer servers than before, it waits for a limited time, in which the server may register again under its id.
     Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the
@@ -83,8 +84,9 @@ class CoordinatorAsyncStub(CoordinatorStub):
     UNKNOWN_MEMBER if the coordinator remembers no member of that id.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainReply]  # type: ignore[assignment]
-    """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-    moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call until the
+    """Drains a server: the coordinator places no new shards on it. The copies of jobs with replicas move to other servers while
+    these jobs train. The coordinator takes checkpoints of the other jobs with shards there and restarts these jobs on other
+    servers. Meanwhile the server continues to serve. The server repeats the call until the
     reply names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If a job then
     has fewer servers than before, it waits for a limited time, in which the server may register again under its id.
     Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the
@@ -136,8 +138,9 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.DrainReply, _abc.Awaitable[_coordinator_pb2.DrainReply]]:
-        """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-        moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call until the
+        """Drains a server: the coordinator places no new shards on it. The copies of jobs with replicas move to other servers while
+        these jobs train. The coordinator takes checkpoints of the other jobs with shards there and restarts these jobs on other
+        servers. Meanwhile the server continues to serve. The server repeats the call until the
         reply names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If a job then
         has fewer servers than before, it waits for a limited time, in which the server may register again under its id.
         Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the

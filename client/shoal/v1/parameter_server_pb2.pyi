@@ -874,6 +874,54 @@ class DropBackupReply(_message.Message):
 Global___DropBackupReply: _TypeAlias = DropBackupReply  # noqa: Y015
 
 @_typing.final
+class DropCopyRequest(_message.Message):
+    """Request of ParameterServer.DropCopy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """The lock group and the term; see AddBackupRequest."""
+    generation: _builtins.int
+    group: _builtins.int
+    term: _builtins.int
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        group: _builtins.int = ...,
+        term: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "job", b"job", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropCopyRequest: _TypeAlias = DropCopyRequest  # noqa: Y015
+
+@_typing.final
+class DropCopyReply(_message.Message):
+    """Reply of ParameterServer.DropCopy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropCopyReply: _TypeAlias = DropCopyReply  # noqa: Y015
+
+@_typing.final
 class PromoteRequest(_message.Message):
     """Request of ParameterServer.Promote."""
 

@@ -100,6 +100,11 @@ class ParameterServerStub:
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.DropBackupRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.DropBackupReply.FromString,
                 _registered_method=True)
+        self.DropCopy = channel.unary_unary(
+                '/shoal.v1.ParameterServer/DropCopy',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.DropCopyRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.DropCopyReply.FromString,
+                _registered_method=True)
         self.Promote = channel.unary_unary(
                 '/shoal.v1.ParameterServer/Promote',
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.PromoteRequest.SerializeToString,
@@ -252,6 +257,15 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DropCopy(self, request, context):
+        """Frees this server's copy of a lock group, because other servers have the copies of this term. It may be a backup that
+        its primary has dropped, or the copy of a primary that has handed over. The calls that wait there are refused with
+        ABORTED, MOVED. A copy of this term or a later one stays, and a repetition has no effect.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Promote(self, request, context):
         """Makes the backup of a lock group its primary. From now on it refuses the inputs of the old primary. It answers when
         it has carried out all inputs that it has. If it has no complete copy: ABORTED, MOVED. A repetition has no effect.
@@ -380,6 +394,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.DropBackup,
                     request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.DropBackupRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_parameter__server__pb2.DropBackupReply.SerializeToString,
+            ),
+            'DropCopy': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropCopy,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.DropCopyRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.DropCopyReply.SerializeToString,
             ),
             'Promote': grpc.unary_unary_rpc_method_handler(
                     servicer.Promote,
@@ -769,6 +788,33 @@ class ParameterServer:
             '/shoal.v1.ParameterServer/DropBackup',
             shoal_dot_v1_dot_parameter__server__pb2.DropBackupRequest.SerializeToString,
             shoal_dot_v1_dot_parameter__server__pb2.DropBackupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropCopy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.ParameterServer/DropCopy',
+            shoal_dot_v1_dot_parameter__server__pb2.DropCopyRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.DropCopyReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -93,6 +93,11 @@ class ParameterServerStub:
     that wait for the backup are given. If this server is not the primary of the group, or knows a later term: ABORTED,
     MOVED. A repetition has no effect.
     """
+    DropCopy: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.DropCopyRequest, _parameter_server_pb2.DropCopyReply]
+    """Frees this server's copy of a lock group, because other servers have the copies of this term. It may be a backup that
+    its primary has dropped, or the copy of a primary that has handed over. The calls that wait there are refused with
+    ABORTED, MOVED. A copy of this term or a later one stays, and a repetition has no effect.
+    """
     Promote: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.PromoteRequest, _parameter_server_pb2.PromoteReply]
     """Makes the backup of a lock group its primary. From now on it refuses the inputs of the old primary. It answers when
     it has carried out all inputs that it has. If it has no complete copy: ABORTED, MOVED. A repetition has no effect.
@@ -186,6 +191,11 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """Continues without a backup: the coordinator has decided that this server has the only copy of the group. The answers
     that wait for the backup are given. If this server is not the primary of the group, or knows a later term: ABORTED,
     MOVED. A repetition has no effect.
+    """
+    DropCopy: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.DropCopyRequest, _parameter_server_pb2.DropCopyReply]  # type: ignore[assignment]
+    """Frees this server's copy of a lock group, because other servers have the copies of this term. It may be a backup that
+    its primary has dropped, or the copy of a primary that has handed over. The calls that wait there are refused with
+    ABORTED, MOVED. A copy of this term or a later one stays, and a repetition has no effect.
     """
     Promote: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.PromoteRequest, _parameter_server_pb2.PromoteReply]  # type: ignore[assignment]
     """Makes the backup of a lock group its primary. From now on it refuses the inputs of the old primary. It answers when
@@ -355,6 +365,17 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         """Continues without a backup: the coordinator has decided that this server has the only copy of the group. The answers
         that wait for the backup are given. If this server is not the primary of the group, or knows a later term: ABORTED,
         MOVED. A repetition has no effect.
+        """
+
+    @_abc_1.abstractmethod
+    def DropCopy(
+        self,
+        request: _parameter_server_pb2.DropCopyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.DropCopyReply, _abc.Awaitable[_parameter_server_pb2.DropCopyReply]]:
+        """Frees this server's copy of a lock group, because other servers have the copies of this term. It may be a backup that
+        its primary has dropped, or the copy of a primary that has handed over. The calls that wait there are refused with
+        ABORTED, MOVED. A copy of this term or a later one stays, and a repetition has no effect.
         """
 
     @_abc_1.abstractmethod

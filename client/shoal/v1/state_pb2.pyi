@@ -462,6 +462,7 @@ class GroupCopiesRecord(_message.Message):
     BACKUP_FIELD_NUMBER: _builtins.int
     GROWING_FIELD_NUMBER: _builtins.int
     NOT_TOLD_FIELD_NUMBER: _builtins.int
+    FORMER_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """The smallest index of its shards."""
     term: _builtins.int
@@ -480,6 +481,12 @@ class GroupCopiesRecord(_message.Message):
     def growing(self) -> Global___ServerRecord:
         """The server that gets a backup now. Not set if none does."""
 
+    @_builtins.property
+    def former(self) -> Global___ServerRecord:
+        """The server that had a copy before the latest decision, and frees it when the primary knows this decision. Not set if
+        there is none.
+        """
+
     def __init__(
         self,
         *,
@@ -489,10 +496,11 @@ class GroupCopiesRecord(_message.Message):
         backup: Global___ServerRecord | None = ...,
         growing: Global___ServerRecord | None = ...,
         not_told: _builtins.bool = ...,
+        former: Global___ServerRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "growing", b"growing", "primary", b"primary"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "former", b"former", "growing", b"growing", "primary", b"primary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "group", b"group", "growing", b"growing", "not_told", b"not_told", "primary", b"primary", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "former", b"former", "group", b"group", "growing", b"growing", "not_told", b"not_told", "primary", b"primary", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1203,6 +1211,7 @@ class EffectRecord(_message.Message):
     DROP_BACKUP_FIELD_NUMBER: _builtins.int
     PROMOTE_FIELD_NUMBER: _builtins.int
     PROBE_SERVER_FIELD_NUMBER: _builtins.int
+    DROP_COPY_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     submission: _builtins.int
     """The number of the job's submission."""
@@ -1230,6 +1239,8 @@ class EffectRecord(_message.Message):
     def promote(self) -> Global___PromoteEffect: ...
     @_builtins.property
     def probe_server(self) -> Global___ProbeServerEffect: ...
+    @_builtins.property
+    def drop_copy(self) -> Global___DropCopyEffect: ...
     def __init__(
         self,
         *,
@@ -1247,12 +1258,13 @@ class EffectRecord(_message.Message):
         drop_backup: Global___DropBackupEffect | None = ...,
         promote: Global___PromoteEffect | None = ...,
         probe_server: Global___ProbeServerEffect | None = ...,
+        drop_copy: Global___DropCopyEffect | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_backup", b"add_backup", "admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_backup", b"drop_backup", "drop_shards", b"drop_shards", "kind", b"kind", "probe_server", b"probe_server", "promote", b"promote", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "set_learning_rate", b"set_learning_rate", "take_cut", b"take_cut"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_backup", b"add_backup", "admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_backup", b"drop_backup", "drop_copy", b"drop_copy", "drop_shards", b"drop_shards", "kind", b"kind", "probe_server", b"probe_server", "promote", b"promote", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "set_learning_rate", b"set_learning_rate", "take_cut", b"take_cut"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_backup", b"add_backup", "admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_backup", b"drop_backup", "drop_shards", b"drop_shards", "job", b"job", "kind", b"kind", "probe_server", b"probe_server", "promote", b"promote", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "set_learning_rate", b"set_learning_rate", "submission", b"submission", "take_cut", b"take_cut"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_backup", b"add_backup", "admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_backup", b"drop_backup", "drop_copy", b"drop_copy", "drop_shards", b"drop_shards", "job", b"job", "kind", b"kind", "probe_server", b"probe_server", "promote", b"promote", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "set_learning_rate", b"set_learning_rate", "submission", b"submission", "take_cut", b"take_cut"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["create_shards", "admit_worker", "remove_worker", "drop_shards", "take_cut", "commit_checkpoint", "scan_checkpoints", "set_learning_rate", "add_backup", "drop_backup", "promote", "probe_server"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["create_shards", "admit_worker", "remove_worker", "drop_shards", "take_cut", "commit_checkpoint", "scan_checkpoints", "set_learning_rate", "add_backup", "drop_backup", "promote", "probe_server", "drop_copy"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1335,6 +1347,42 @@ class DropBackupEffect(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DropBackupEffect: _TypeAlias = DropBackupEffect  # noqa: Y015
+
+@_typing.final
+class DropCopyEffect(_message.Message):
+    """Frees the copy of a lock group on a server that is neither its primary nor its backup any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """As in AddBackupEffect."""
+    group: _builtins.int
+    """As in AddBackupEffect."""
+    term: _builtins.int
+    """As in AddBackupEffect. Copies of this term or a later one stay."""
+    @_builtins.property
+    def server(self) -> Global___ServerRecord:
+        """The server that the effect calls."""
+
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        group: _builtins.int = ...,
+        term: _builtins.int = ...,
+        server: Global___ServerRecord | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "server", b"server", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropCopyEffect: _TypeAlias = DropCopyEffect  # noqa: Y015
 
 @_typing.final
 class PromoteEffect(_message.Message):

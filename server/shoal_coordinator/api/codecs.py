@@ -246,4 +246,5 @@ def _member_message(member: MemberStatus) -> coordinator_pb2.Member:
         job=member.job,
         load=member.load.to_proto() if member.role is Role.SERVER else None,
         draining=member.draining,
+        moving_groups=member.moving_groups,
     )

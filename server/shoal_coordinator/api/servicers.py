@@ -84,7 +84,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     @_rpc.servicer
     def Drain(self, request: members_pb.DrainRequest, _: grpc.ServicerContext) -> members_pb.DrainReply:
-        drain = events.DrainRequested(request.member, request.incarnation)
+        left_s = request.left_s if request.HasField("left_s") else None
+        drain = events.DrainRequested(request.member, request.incarnation, left_s)
         jobs = self._coordinator.handle(drain, speaks_for(_rpc.caller(), request.member, request.incarnation))
         return members_pb.DrainReply(jobs=jobs)
 

@@ -6,7 +6,7 @@ the backups there; `OutcomeHandler` restarts it if there are none.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from shoal.status import BrokenReplica, Role
@@ -77,6 +77,7 @@ class CopyKeeper:
         growable = [(job, group) for job in self._jobs.live for group in job.copies.growable(now)]
         if not growable:
             return
+        growable.sort(key=lambda it: not self._members.is_draining(it[1].primary.member))  # which waits for the copy
         held, busy = held_bytes(self._jobs.values()), self._busy()
         for job, group in growable:
             size = job.copies.group_bytes[group.group]
@@ -97,15 +98,29 @@ class CopyKeeper:
         if not missing:
             return ""
         has = f"continues with {job.copies.complete} of {job.spec.replicas} copies"
-        if not any(self._candidates(it) for it in missing):
+        if not any(self.candidates(it) for it in missing):
             return f"{has}; takes another server when there is one"
         return f"{has}: {job.copies.failure}" if job.copies.failure else ""
+
+    def moving_off(self, job: JobMachine) -> str:
+        """Returns from which servers a job moves because they are about to leave; empty if there are none."""
+        groups = job.copies.groups
+        left = Counter(it.primary.member for it in groups if self._members.is_draining(it.primary.member))
+        moving = {name: count for name, count in sorted(left.items()) if job.ref not in self._stays(name)}
+        return "; ".join(
+            f"moves off server {name}, which is about to leave: {count} lock group{'s' * (count > 1)} left"
+            for name, count in moving.items()
+        )
+
+    def _stays(self, server: str) -> Container[JobRef]:
+        found = self._members.find(server)
+        return found.stays_with if found else ()
 
     def _server_for(
         self, job: JobMachine, group: GroupCopies, held: Counter[str], busy: Counter[str]
     ) -> ServerRef | None:
         failed, host = job.copies.failed_on(group.group), _host(group.primary.address)
-        free = [it for it in self._candidates(group) if busy[it.id] < COPIES_AT_A_TIME]
+        free = [it for it in self.candidates(group) if busy[it.id] < COPIES_AT_A_TIME]
         best = min(
             free,
             key=lambda it: (it.id in failed, _host(it.registration.address) == host, held[it.id], it.id),
@@ -113,7 +128,8 @@ class CopyKeeper:
         )
         return _ref(best) if best else None
 
-    def _candidates(self, group: GroupCopies) -> list[Member]:
+    def candidates(self, group: GroupCopies) -> list[Member]:
+        """Returns the servers that may get a copy of a group."""
         return [server for server in self._members.not_draining if server.id != group.primary.member]
 
     def _busy(self) -> Counter[str]:
@@ -121,42 +137,51 @@ class CopyKeeper:
         growing = [it for job in self._jobs.values() for it in job.copies.groups if it.growing]
         return Counter(it.primary.member for it in growing) + Counter(it.growing.member for it in growing if it.growing)
 
-    # Servers that are lost, or about to leave.
+    # Servers that are about to leave, or lost.
+
+    def hand_over(self, job: JobMachine, group: GroupCopies, now: float) -> None:
+        """Makes the complete backup of a group its primary. No checkpoint of the job may be in progress."""
+        self._emit(job.copies.hand_over(group.group, now))
+        self._redirect(job, group.primary.member, now)
+
+    def release(self, job: JobMachine, group: GroupCopies) -> None:
+        """Drops the backup of a group; `grow` makes another one."""
+        self._emit(job.copies.release(group.group))
 
     def fail_over(self, job: JobMachine, server: Member, now: float) -> bool:
         """Lets a job continue without a server that has copies of it, if every shard there has another copy.
 
         Args:
             job: the job.
-            server: the server, which is lost, or about to leave.
+            server: the server, which has ended.
             now: seconds of Unix time.
 
         Returns:
             Whether the job continues. If not, its shards are lost, and nothing has changed.
         """
-        how = "is lost" if not server.draining else "is about to leave" if server.alive else "has left"
+        how = "has left" if server.draining else "is lost"
         before = job.servers
         effects = job.copies.lose(server.id, self._is_usable, how, now)
         if effects is None:
             return False
         self._emit(effects)
         if job.servers != before:
-            self._redirect(job, server, now)
+            self._redirect(job, server.id, now)
         return True
 
-    def _redirect(self, job: JobMachine, lost: Member, now: float) -> None:
-        """Sends the effects to the new primaries that were meant for a lost server, after these know that they are."""
-        self._emit(self._pending_effects.take_for(job.ref, lost.id, job.servers))
-        attempts = [it for it in self._pending_effects if it.job == job.ref and _saves_on(it, lost.id)]
+    def _redirect(self, job: JobMachine, former: str, now: float) -> None:
+        """Sends the effects to the new primaries that were meant for a former one, after these know that they are."""
+        self._emit(self._pending_effects.take_for(job.ref, former, job.servers))
+        attempts = [it for it in self._pending_effects if it.job == job.ref and _saves_on(it, former)]
         for effect in attempts:
             if isinstance(effect, TakeCut):  # the new primaries cannot continue a cut of the old ones
-                reason = f"server {lost.id} was lost during the checkpoint"
+                reason = f"server {former} was lost during the checkpoint"
                 self._fail_checkpoint(events.CheckpointFailed(job.ref, reason, effect=effect.number), now)
         if attempts and not job.ended:
             self._emit(job.request_checkpoint_from(now, now))
 
     def _is_usable(self, server: ServerRef) -> bool:
-        return bool(self._members.incarnation_at(server)) and not self._members.is_draining(server.member)
+        return bool(self._members.incarnation_at(server))  # a draining one hands over to the next
 
     # Reports of broken connections.
 
@@ -168,6 +193,7 @@ class CopyKeeper:
             broken: the lock groups whose other copy it does not reach.
             now: seconds of Unix time.
         """
+        self._emit(self._stale_copies(member, broken))
         for job, group, report in self._concerned(member, broken):
             if report.primary:
                 self._emit(job.copies.give_up(group.group, report.term, _lost_backup(group, report), now))
@@ -208,6 +234,19 @@ class CopyKeeper:
             if (group.primary if report.primary else group.second).member == member.id:
                 yield job, group, report
 
+    def _stale_copies(self, member: Member, broken: Iterable[BrokenReplica]) -> Iterator[Effect]:
+        """Yields effects that free the reported copies of earlier terms on a server that should have no copy."""
+        for report in broken:
+            job = self._jobs.get(report.job)
+            if job is None or job.placement is None or job.placement.generation != report.generation:
+                continue
+            group = next((it for it in job.copies.groups if it.group == report.group), None)
+            if group is None or report.term >= group.term or not group.told:  # what is not told yet frees it then
+                continue
+            known = {it.member for it in (group.primary, group.second) if it}
+            if member.id not in known and not self._pending_effects.frees(job.ref, group.group, member.id):
+                yield job.copies.free(group.group, _ref(member))
+
     # Outcomes of effects.
 
     def _backup_made(self, event: BackupMade, now: float) -> None:
@@ -221,7 +260,7 @@ class CopyKeeper:
 
     def _group_told(self, event: GroupTold, now: float) -> None:
         if job := self._job_of_outcome(event.effect, event.job):
-            job.copies.told(event.group, event.term)
+            self._emit(job.copies.told(event.group, event.term))
             self._schedule(now)
 
     def _server_probed(self, event: ServerProbed, now: float) -> None:

@@ -1,8 +1,12 @@
-"""Draining of servers: each of their jobs takes a last checkpoint, and then restarts from it. Pure.
+"""Draining of servers: what their jobs do before the servers leave. Pure.
 
-A job that has complete backups of all its shards on a draining server continues with these instead.
+A job with replicas moves off a draining server while it trains. Each of its lock groups there is handed over to its
+complete backup. If it has none, or one on a draining server, a backup is made elsewhere before. Backups on a draining
+server are made elsewhere, too. Only a few groups move at a time. If a group cannot move, or has not moved in half of
+the time that the server waits, the job continues as one without replicas.
 
-A job restarts on other servers, or on the same servers after they have returned. After the cut of the last checkpoint,
+A job without replicas takes a last checkpoint, and then restarts from it.
+It restarts on other servers, or on the same servers after they have returned. After the cut of the last checkpoint,
 the servers commit no more pushes. The job restarts when this checkpoint is complete. If an attempt fails, the job
 continues to train, and tries again while the server waits. The server leaves when no job depends on it, or when its
 grace period ends. In the second case, the jobs that still depend on it lose their shards, as in a crash. After the
@@ -13,14 +17,20 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from shoal.status import JobState, Role, SavedCheckpoint
+from shoal_coordinator.cluster.copy_keeper import COPIES_AT_A_TIME, CopyKeeper
+from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.pending_effects import PendingEffects
-from shoal_coordinator.job import JobMachine
+from shoal_coordinator.job import GroupCopies, JobMachine
 from shoal_coordinator.messages import Effect
 
 # Seconds from a failed attempt to the next. A server waits about a minute for all attempts together.
 _RETRY_S = 5.0
+# The part of the time that a server waits in which jobs may move off it. The rest is for their checkpoints.
+_MOVING_PART = 0.5
+# Lock groups that a server hands over at the same time. Their calls pause for a moment.
+HAND_OVERS_AT_A_TIME = 2
 
 
 class LoseShards(Protocol):
@@ -39,7 +49,8 @@ class DrainCoordinator:
         pending_effects: pending effects of the cluster.
         emit: receives the effects that are decided.
         lose_shards: makes a job give up its shards.
-        fail_over: lets a job continue without a server, with the backups of the shards there; returns whether it does.
+        copies: moves copies to other servers.
+        jobs: jobs of the cluster.
     """
 
     def __init__(
@@ -48,23 +59,45 @@ class DrainCoordinator:
         pending_effects: PendingEffects,
         emit: Callable[[Iterable[Effect]], None],
         lose_shards: LoseShards,
-        fail_over: Callable[[JobMachine, Member, float], bool],
+        copies: CopyKeeper,
+        jobs: JobTable,
     ) -> None:
         self._members, self._pending_effects = members, pending_effects
-        self._emit, self._lose_shards, self._fail_over = emit, lose_shards, fail_over
+        self._emit, self._lose_shards = emit, lose_shards
+        self._copies, self._jobs = copies, jobs
 
     def of(self, job: JobMachine) -> list[str]:
-        """Returns the draining servers that hold shards of a job; none if the job cannot be saved."""
+        """Returns the draining servers because of which a job is saved; none if the job cannot be saved."""
         if job.ended or not job.can_checkpoint:
             return []
-        return [server.member for server in job.servers if self._members.is_draining(server.member)]
+        draining = [it.member for it in job.servers if self._members.is_draining(it.member)]
+        return [server for server in draining if not self._moves(job, self._members.find(server))]
+
+    def waits_for(self, member: Member, job: JobMachine) -> bool:
+        """Returns whether a draining server has to wait for a job, which is saved or moves off it."""
+        if member.id in self.of(job):
+            return True
+        return self._moves(job, member) and any(self._is_leaving(job, it, member) for it in job.copies.groups)
+
+    def note_wait(self, member: Member, left_s: float | None, now: float) -> None:
+        """Records when a server asked to drain, and how long it will wait; later requests change nothing.
+
+        Args:
+            member: the server.
+            left_s: seconds that it will wait; None: not known.
+            now: seconds of Unix time.
+        """
+        member.drains_since = member.drains_since or now
+        if left_s is not None and not member.hands_over_until:
+            member.hands_over_until = now + _MOVING_PART * max(0.0, left_s)
+
+    @property
+    def moves(self) -> bool:
+        """Whether a server is draining, so that `review` may have to decide something later."""
+        return bool(self._draining)
 
     def begin(self, job: JobMachine, now: float) -> None:
-        """Moves a job off draining servers, or starts saving it, after one more server began to drain."""
-        if job.copies.groups:
-            for server in self._members.alive(Role.SERVER):
-                if server.draining:
-                    self._fail_over(job, server, now)
+        """Starts saving a job, if it cannot move off draining servers, after one more server began to drain."""
         if not self.of(job):
             return
         if job.spec.is_session and not job.created:  # it has no values yet, so it can be placed again
@@ -73,6 +106,22 @@ class DrainCoordinator:
             self._restart(job, now)
         elif not job.checkpoint_in_progress and not job.all_workers_finished:
             self._save(job, now, now)
+
+    def review(self, jobs: Iterable[JobMachine], now: float) -> None:
+        """Moves jobs off draining servers as far as possible now, and starts saving those that cannot move.
+
+        Args:
+            jobs: the jobs that have not ended.
+            now: seconds of Unix time.
+        """
+        draining = self._draining
+        if not draining:
+            return
+        for job in list(jobs):
+            for member in draining:
+                if self._moves(job, member):
+                    self._move(job, member, now)
+            self.resume(job, now)
 
     def resume(self, job: JobMachine, now: float) -> None:
         """Starts saving a job after a restart of the coordinator, unless a checkpoint is in progress or requested.
@@ -90,6 +139,9 @@ class DrainCoordinator:
             now: seconds of Unix time.
             last: whether the checkpoint is complete and no push was committed after it.
         """
+        if last:  # commits may be held; perhaps an earlier coordinator has decided that the job is saved
+            for member in self._draining:
+                member.stays_with.add(job.ref)
         if not self.of(job) or job.all_workers_finished:
             return
         if last:
@@ -101,6 +153,64 @@ class DrainCoordinator:
         """Raises AssertionError if an invariant is broken."""
         for job in jobs:
             assert not self.of(job) or job.awaits_checkpoint, "a server waits for a job that is not being saved"
+
+    # Jobs with replicas.
+
+    @property
+    def _draining(self) -> list[Member]:
+        return [member for member in self._members.alive(Role.SERVER) if member.draining]
+
+    def _moves(self, job: JobMachine, member: Member | None) -> bool:
+        """Returns whether a job may move off a draining server."""
+        may_move = bool(job.copies.groups) and job.created and not job.ended
+        return may_move and member is not None and job.ref not in member.stays_with
+
+    def _move(self, job: JobMachine, member: Member, now: float) -> None:
+        """Moves the copies of a job off a draining server, a few at a time."""
+        leaving = [it for it in job.copies.groups if self._is_leaving(job, it, member)]
+        served = [it for it in leaving if it.primary.member == member.id and it.told]
+        is_late = bool(member.hands_over_until) and now >= member.hands_over_until
+        if leaving and (is_late or any(self._is_stuck(it, job, member) for it in served)):
+            member.stays_with.add(job.ref)
+            return
+        for it in served:
+            may_begin = not job.checkpoint_in_progress and self._handed_over(member) < HAND_OVERS_AT_A_TIME
+            if it.backup and not self._members.is_draining(it.backup.member) and may_begin:
+                self._copies.hand_over(job, it, now)
+        for it in job.copies.groups:
+            second = it.second and self._members.is_draining(it.second.member)
+            if second and it in leaving and self._targets(job, it, member) and self._may_release(it):
+                self._copies.release(job, it)
+
+    def _is_leaving(self, job: JobMachine, group: GroupCopies, member: Member) -> bool:
+        """Returns whether a copy of a group has to leave a server. A backup stays if there is no place for another."""
+        if group.second and group.second.member == member.id:
+            return bool(self._targets(job, group, member))
+        return group.has_copy_on(member.id)
+
+    def _is_stuck(self, group: GroupCopies, job: JobMachine, member: Member) -> bool:
+        """Returns whether no server can take over a group of which a server is the primary."""
+        if group.second and not self._members.is_draining(group.second.member):
+            return False
+        return not self._targets(job, group, member)
+
+    def _targets(self, job: JobMachine, group: GroupCopies, member: Member) -> list[Member]:
+        """Returns the servers for a copy of a group, without those on which one failed since a server drains."""
+        failed = job.copies.failed_on(group.group)
+        return [it for it in self._copies.candidates(group) if failed.get(it.id, -1.0) < member.drains_since]
+
+    def _handed_over(self, member: Member) -> int:
+        """Returns how many groups a server hands over now."""
+        groups = (it for job in self._jobs.live for it in job.copies.groups)
+        return sum(bool(it.former and it.former.member == member.id) for it in groups)
+
+    def _may_release(self, group: GroupCopies) -> bool:
+        """Returns whether the backup of a group may be dropped: few groups of its primary lack one at a time."""
+        groups = (it for job in self._jobs.live for it in job.copies.groups)
+        lacking = sum(it.primary.member == group.primary.member and not it.backup for it in groups)
+        return lacking - (not group.backup) < COPIES_AT_A_TIME
+
+    # Other jobs.
 
     def _save(self, job: JobMachine, at: float, now: float) -> None:
         self._emit(job.request_checkpoint_from(at, now))

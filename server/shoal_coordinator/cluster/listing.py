@@ -116,7 +116,12 @@ class Listing:
             members: the members.
             now: seconds of Unix time.
         """
-        return [member.status(now, self._job_of(member)) for member in members]
+        return [member.status(now, self._job_of(member), self._moving_groups(member)) for member in members]
+
+    def _moving_groups(self, member: Member) -> int:
+        if not (member.draining and member.alive and member.role is Role.SERVER):
+            return 0
+        return sum(it.has_copy_on(member.id) for job in self._jobs.live for it in job.copies.groups)
 
     def _job_of(self, member: Member) -> str:
         job = self._jobs.find_of(member.id) if member.alive else None

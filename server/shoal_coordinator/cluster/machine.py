@@ -32,6 +32,7 @@ from shoal_coordinator.job import JobCounters, JobMachine
 from shoal_coordinator.messages import (
     Assignment,
     CommitCheckpoint,
+    DropCopy,
     DropShards,
     Effect,
     JobRef,
@@ -292,7 +293,7 @@ class Cluster:
         self._expire(now)
         waiting = self._worker_requests.end_hung(now, self._members.heartbeat_interval_s)
         waiting |= self._outcomes.lose_unreachable(self._scheduler.norm_watch, now)
-        waiting |= self._copies.retries
+        waiting |= self._copies.retries or self._outcomes.draining.moves
         for job in self._jobs.live:
             self._emit(job.checkpoint_when_due(now))
             waiting |= job.end_quarantines(now) or job.unplaced is not None  # perhaps until some time
@@ -324,12 +325,13 @@ class Cluster:
         member, draining = self._members.check(event.member, event.incarnation), self._outcomes.draining
         if member.role is not Role.SERVER:
             raise errors.BadRequest(f"{member.id} is a {member.role.value}; only servers can be drained")
+        draining.note_wait(member, event.left_s, now)
         if not member.draining:
             self._members.start_draining(member)
             for job in self._jobs.live:
                 draining.begin(job, now)
             self._schedule(now)
-        return tuple(job.ref.name for job in self._jobs.live if member.id in draining.of(job))
+        return tuple(job.ref.name for job in self._jobs.live if draining.waits_for(member, job))
 
     def _expire(self, now: float, claimed: str = "") -> None:
         paused_s, self._expired_at = now - self._expired_at, now
@@ -358,6 +360,7 @@ class Cluster:
 
     def _schedule(self, now: float) -> None:
         """Runs the scheduler, and forgets the oldest ended jobs. Repeating it changes nothing."""
+        self._outcomes.draining.review(self._jobs.live, now)
         self._scheduler.schedule(now)
         for job in self._jobs.oldest_ended():
             self._forget(job)
@@ -376,5 +379,5 @@ class Cluster:
                 servers = tuple(server for server in effect.servers if self._members.incarnation_at(server))
                 if servers:
                     self._effects.append(self._pending_effects.add(replace(effect, servers=servers)))
-            else:
+            elif not isinstance(effect, DropCopy) or self._members.incarnation_at(effect.server):
                 self._effects.append(self._pending_effects.add(effect))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.status import MemberStatus, Role, ServerLoad
 from shoal.v1 import state_pb2
-from shoal_coordinator.messages import Registration
+from shoal_coordinator.messages import JobRef, Registration
 
 
 @dataclass(slots=True)
@@ -21,6 +21,10 @@ class Member:
         shards: number of shards that a server holds.
         bytes: bytes that a server holds.
         load: load of a server.
+        drains_since: when a draining server asked this coordinator first, in seconds of Unix time; 0 if it has not.
+        hands_over_until: until when jobs with replicas may move off a draining server, in seconds of Unix time; 0
+            means that it is not known.
+        stays_with: jobs that cannot move off a draining server, so they are saved in a checkpoint.
     """
 
     registration: Registration
@@ -32,6 +36,10 @@ class Member:
     shards: int = 0
     bytes: int = 0
     load: ServerLoad = field(default_factory=ServerLoad)
+    # Not stored: the next coordinator tries again.
+    drains_since: float = 0.0
+    hands_over_until: float = 0.0
+    stays_with: set[JobRef] = field(default_factory=set)
 
     @property
     def id(self) -> str:
@@ -49,8 +57,14 @@ class Member:
         holder = self.registration.holder
         return (f"sessions of {holder}" if holder else "sessions") if self.role is Role.SESSION else "members"
 
-    def status(self, now: float, job: str) -> MemberStatus:
-        """Returns the member's status; `job` is the name of the job that it works on, or empty."""
+    def status(self, now: float, job: str, moving_groups: int = 0) -> MemberStatus:
+        """Returns the member's status.
+
+        Args:
+            now: seconds of Unix time.
+            job: name of the job that it works on, or empty.
+            moving_groups: lock groups with a copy on it, if it is a draining server.
+        """
         return MemberStatus(
             member=self.id,
             role=self.role,
@@ -65,6 +79,7 @@ class Member:
             job=job,
             load=self.load,
             draining=self.draining,
+            moving_groups=moving_groups,
         )
 
     def to_proto(self) -> state_pb2.MemberRecord:

@@ -60,7 +60,7 @@ class OutcomeHandler:
         self._emit, self._schedule = emit, schedule
         self._patience_s = patience_s
         self._copies = copies
-        self.draining = DrainCoordinator(members, pending_effects, emit, self.lose_shards, copies.fail_over)
+        self.draining = DrainCoordinator(members, pending_effects, emit, self.lose_shards, copies, jobs)
         self.handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
             events.ShardsCreated: self._shards_created,
             events.RestoreDeferred: self._restore_deferred,

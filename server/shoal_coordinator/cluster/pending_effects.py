@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from shoal_coordinator.messages import (
     AdmitWorker,
+    DropCopy,
     DropShards,
     Effect,
     GroupEffect,
@@ -95,13 +96,19 @@ class PendingEffects:
         """
         if isinstance(decided, GroupEffect | DropShards):
             group = None if isinstance(decided, DropShards) else decided.group
+            ended = GroupEffect if isinstance(decided, GroupEffect) else GroupEffect | DropCopy
             for effect in self:
-                if isinstance(effect, GroupEffect) and effect.job == decided.job and group in (None, effect.group):
+                if isinstance(effect, ended) and effect.job == decided.job and group in (None, effect.group):
                     self.end(effect.number)
 
     def group_terms(self, job: JobRef) -> set[tuple[int, int]]:
         """Returns the lock groups of a job, with their terms, about which an effect is pending."""
         return {(it.group, it.term) for it in self if isinstance(it, GroupEffect) and it.job == job}
+
+    def frees(self, job: JobRef, group: int, server: str) -> bool:
+        """Returns whether an effect is pending that frees the copy of a lock group on a server."""
+        found = (it for it in self if isinstance(it, DropCopy) and it.job == job)
+        return any((it.group, it.server.member) == (group, server) for it in found)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""

@@ -95,6 +95,8 @@ class Scheduler:
             waits = [_missing_workers(job, len(idle), busy)]
             own = (job.storage_waited_for, job.quarantine_note(now), self.norm_watch.waiting_for(job))
             waits += [WaitReason(text, text) for text in own]
+            if text := self._copies.moving_off(job):
+                waits.append(WaitReason("moves off servers that are about to leave", text))
             if text := self._copies.waiting_for(job):
                 waits.append(WaitReason("continues with fewer copies than wanted", text))
             if job.unplaced is not None:

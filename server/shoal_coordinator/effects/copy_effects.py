@@ -10,6 +10,7 @@ from shoal_coordinator.messages import (
     BackupFailed,
     BackupMade,
     DropBackup,
+    DropCopy,
     GroupTold,
     ProbeServer,
     Promote,
@@ -87,6 +88,18 @@ def tell(effect: DropBackup | Promote, calls: ServerCalls) -> GroupTold:
     return GroupTold(effect.job, effect.group, effect.term, effect=effect.number)
 
 
+def drop_copy(effect: DropCopy, calls: ServerCalls) -> None:
+    """Makes a server free a copy of a group that it should not have any more.
+
+    Raises:
+        ShoalError: the server does not answer.
+    """
+    request = pb.DropCopyRequest(
+        job=effect.job.name, generation=effect.generation, group=effect.group, term=effect.term
+    )
+    calls.call(effect.server, "DropCopy", request)
+
+
 def probe(effect: ProbeServer, calls: ServerCalls) -> ServerProbed:
     """Asks a server for an answer.
 
@@ -104,4 +117,4 @@ def probe(effect: ProbeServer, calls: ServerCalls) -> ServerProbed:
     return ServerProbed(effect.server, effect.incarnation, effect.asked_at, silence, effect=effect.number)
 
 
-__all__ = ["FIRST_POLL_S", "MAX_POLL_S", "PROBE_S", "STALLED_S", "add_backup", "probe", "tell"]
+__all__ = ["FIRST_POLL_S", "MAX_POLL_S", "PROBE_S", "STALLED_S", "add_backup", "drop_copy", "probe", "tell"]

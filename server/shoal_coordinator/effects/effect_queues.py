@@ -7,6 +7,7 @@ from shoal_coordinator.messages import (
     AddBackup,
     AdmitWorker,
     CommitCheckpoint,
+    DropCopy,
     Effect,
     ProbeServer,
     RemoveWorker,
@@ -25,6 +26,8 @@ def queue_of(effect: Effect) -> tuple[str, str]:
             return effect.job.name, "storage"
         case AddBackup():
             return effect.job.name, f"copy of {effect.group}"
+        case DropCopy():
+            return effect.job.name, f"free {effect.group} on {effect.server.member}"
         case ProbeServer():
             return effect.job.name, f"probe of {effect.server.member}"
     return effect.job.name, ""

@@ -41,6 +41,7 @@ from shoal_coordinator.messages import (
     CreateShards,
     CutHeld,
     DropBackup,
+    DropCopy,
     DropShards,
     Effect,
     HoldResult,
@@ -286,7 +287,7 @@ class EffectRunner:
         where = {"servers": failure.servers} if failure.servers else {}
         _log.warning(failure.what, job=effect.job.name, **where, reason=text, advice=failure.advice)
         match effect:
-            case DropShards():
+            case DropShards() | DropCopy():
                 return events.EffectDone(effect=effect.number)
             case ScanCheckpoints() | TakeCut() | CommitCheckpoint():
                 shards_lost = isinstance(error, errors.SHARDS_LOST)
@@ -332,6 +333,8 @@ class EffectRunner:
                 return copy_effects.add_backup(effect, calls, self._stopped.wait, time.monotonic)
             case DropBackup() | Promote():
                 return copy_effects.tell(effect, calls)
+            case DropCopy():
+                copy_effects.drop_copy(effect, calls)
             case ProbeServer():
                 return copy_effects.probe(effect, calls)
             case CommitCheckpoint():

@@ -9,6 +9,7 @@ from shoal_coordinator.messages import (
     CommitCheckpoint,
     CreateShards,
     DropBackup,
+    DropCopy,
     DropShards,
     Effect,
     ProbeServer,
@@ -71,6 +72,8 @@ def _what(effect: Effect) -> str:
             return f"a copy of its shards could not be made on server {effect.backup.member}"
         case DropBackup():
             return f"server {effect.server.member} could not be told to continue without a backup"
+        case DropCopy():
+            return f"the copy of its shards on server {effect.server.member} could not be freed"
         case Promote():
             return f"the backup on server {effect.server.member} could not become the primary"
         case ProbeServer():
@@ -85,7 +88,7 @@ def _what(effect: Effect) -> str:
 
 def _advice(effect: Effect, error: Exception) -> str:
     match effect:
-        case DropShards():
+        case DropShards() | DropCopy():
             return "nothing, if a server has ended; else restart the server if `shoal status` still shows its bytes"
         case ScanCheckpoints() | TakeCut() | CommitCheckpoint():
             return "training continues. If the next checkpoint fails too, check the checkpoint storage and the servers"

@@ -50,6 +50,25 @@ class DropBackup:
 
 
 @dataclass(frozen=True, slots=True)
+class DropCopy:
+    """Frees the copy of a lock group on `server`, which is neither its primary nor its backup any more. Calls that wait
+    there are sent to the primary. Copies of this term or a later one stay. The outcome is `EffectDone`.
+    """
+
+    job: JobRef
+    generation: int
+    group: int
+    term: int
+    server: ServerRef
+    number: int = field(default=0, kw_only=True)
+
+    @property
+    def servers(self) -> tuple[ServerRef, ...]:
+        """The server that is called."""
+        return (self.server,)
+
+
+@dataclass(frozen=True, slots=True)
 class Promote:
     """Makes the backup of a lock group, which is on `server`, its primary. The outcome is `GroupTold`."""
 
@@ -87,7 +106,7 @@ class ProbeServer:
         return (self.server,)
 
 
-# The effects about one group. A later decision about the group replaces those that are pending.
+# The decisions about one group. A later one replaces those that are pending.
 GroupEffect = AddBackup | DropBackup | Promote
 
 
@@ -134,6 +153,7 @@ __all__ = [
     "BackupFailed",
     "BackupMade",
     "DropBackup",
+    "DropCopy",
     "GroupEffect",
     "GroupTold",
     "ProbeServer",

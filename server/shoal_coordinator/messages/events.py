@@ -74,10 +74,11 @@ class MemberLeft(ClusterEvent[None]):
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested(ClusterEvent[tuple[str, ...]]):
-    """A server was asked to drain and continues to serve. The reply has the jobs whose shards on it are being saved."""
+    """A server was asked to drain and continues to serve. The reply has the jobs that move off it or are being saved."""
 
     member: str
     incarnation: int
+    left_s: float | None = None  # seconds that the server will still wait; None: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from shoal_coordinator.messages import (
     CreateShards,
     CutTaken,
     DropBackup,
+    DropCopy,
     DropShards,
     Effect,
     JobRef,
@@ -210,7 +211,7 @@ def _commit_checkpoint(job: JobRef, number: int, record: state_pb2.CommitCheckpo
     )
 
 
-def _group_record(kind: Any, effect: AddBackup | DropBackup | Promote) -> Any:
+def _group_record(kind: Any, effect: AddBackup | DropBackup | DropCopy | Promote) -> Any:
     [server] = _server_records(effect.servers)
     return kind(generation=effect.generation, group=effect.group, term=effect.term, server=server)
 
@@ -229,6 +230,11 @@ def _add_backup(job: JobRef, number: int, record: state_pb2.AddBackupEffect) -> 
 def _drop_backup(job: JobRef, number: int, record: state_pb2.DropBackupEffect) -> DropBackup:
     [server] = _servers([record.server])
     return DropBackup(job, record.generation, record.group, record.term, server, number=number)
+
+
+def _drop_copy(job: JobRef, number: int, record: state_pb2.DropCopyEffect) -> DropCopy:
+    [server] = _servers([record.server])
+    return DropCopy(job, record.generation, record.group, record.term, server, number=number)
 
 
 def _promote(job: JobRef, number: int, record: state_pb2.PromoteEffect) -> Promote:
@@ -266,6 +272,7 @@ _CODECS: dict[type[Effect], _Codec[Any, Any]] = {
     CommitCheckpoint: _Codec("commit_checkpoint", _commit_checkpoint_record, _commit_checkpoint),
     AddBackup: _Codec("add_backup", _add_backup_record, _add_backup),
     DropBackup: _Codec("drop_backup", functools.partial(_group_record, state_pb2.DropBackupEffect), _drop_backup),
+    DropCopy: _Codec("drop_copy", functools.partial(_group_record, state_pb2.DropCopyEffect), _drop_copy),
     Promote: _Codec("promote", functools.partial(_group_record, state_pb2.PromoteEffect), _promote),
     ProbeServer: _Codec("probe_server", _probe_server_record, _probe_server),
 }

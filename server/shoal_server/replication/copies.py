@@ -68,6 +68,15 @@ class Copies:
             if link and link.log.state is CopyState.ENDED:
                 del self._by_group[request.job, request.group]
 
+    def drop_copy(self, request: pb.DropCopyRequest) -> None:
+        """Frees this server's copy of a group, if it is of an earlier term: a backup, or that of a former primary."""
+        key = request.job, request.group
+        self._store.drop_copy(request.job, request.generation, request.group, request.term)
+        with self._lock:
+            link = self._by_group.get(key)
+            if link and link.log.term < request.term:
+                self._by_group.pop(key).close()
+
     def forget(self, job: str) -> None:
         """Forgets the connections of a job whose shards were dropped. Their groups have closed them."""
         with self._lock:

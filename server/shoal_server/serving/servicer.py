@@ -32,6 +32,7 @@ _THREADS = {
     "ReleaseWorkers": "workers",
     "AddBackup": "workers",
     "DropBackup": "workers",
+    "DropCopy": "workers",
     "Promote": "workers",
 }
 
@@ -134,6 +135,11 @@ class ParameterServerServicer:
         _check_awaited(request.job, context)
         self._copies.drop(request)
         return pb.DropBackupReply()
+
+    @_rpc.servicer
+    def DropCopy(self, request: pb.DropCopyRequest, context: grpc.ServicerContext) -> pb.DropCopyReply:
+        self._copies.drop_copy(request)
+        return pb.DropCopyReply()
 
     @_rpc.servicer
     def Promote(self, request: pb.PromoteRequest, context: grpc.ServicerContext) -> pb.PromoteReply:

@@ -88,6 +88,7 @@ class GroupShell:
         self._log: InputLog | None = None
         self._copy: PendingCopy | None = None  # the copy that waits for a moment at which it can begin
         self.follows, self.term = follows is not None, follows or 0
+        self._moved = False  # other servers have the copies now
 
     @property
     def closed(self) -> bool:
@@ -233,7 +234,7 @@ class GroupShell:
             raise errors.NotPlaced(f"the shards of {self.config.name} are being restored; try again later")
 
     def _gone(self) -> errors.ShoalError:
-        return tickets.refusal(self.config.name, self._failure)
+        return tickets.refusal(self.config.name, self._failure, moved=self._moved)
 
     def _limit_permits(self) -> None:
         self._state.permits.limits = self._state.mode.permit_limits(self._stored.value_bytes)

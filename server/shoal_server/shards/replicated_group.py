@@ -111,6 +111,22 @@ class ReplicatedGroup(GroupShell):
                 term=self.term,
             )
 
+    def leave(self, term: int) -> bool:
+        """Closes this copy, because other servers have the copies of a term. Calls that wait are sent to the primary.
+
+        Args:
+            term: number of the coordinator's decision.
+
+        Returns:
+            Whether it is closed now. A copy of this term or a later one stays.
+        """
+        with self._lock:
+            if self.term >= term:
+                return False
+            self._moved = True
+        self.close()
+        return True
+
     def _take_term(self, term: int) -> None:
         self.check_term(term)
         self.term = term

@@ -217,8 +217,24 @@ class ShardStore:
             earlier.close()
         return group
 
+    def drop_copy(self, job: str, generation: int, number: int, term: int) -> None:
+        """Frees the copy of a lock group, if there is one of an earlier term. Calls that wait are sent to the primary.
+
+        Args:
+            job: name of the job.
+            generation: generation of the placement.
+            number: number of the group.
+            term: the term of the copies on other servers.
+        """
+        try:
+            group = self.held(job, generation, number)
+        except (errors.UnknownJob, errors.UnknownShard, errors.StaleGeneration):
+            return
+        if group.leave(term):
+            self.drop_backup(group)
+
     def drop_backup(self, group: LockGroup) -> None:
-        """Frees a backup."""
+        """Frees a backup, or the copy of a former primary."""
         job = group.config.name
         with self._lock:
             kept = {key: it for key, it in self._groups.get(job, {}).items() if it is not group}

@@ -80,13 +80,16 @@ def failed_update(cause: BaseException, job: str) -> str:
     )
 
 
-def refusal(job: str, failure: str) -> errors.ShoalError:
+def refusal(job: str, failure: str, *, moved: bool = False) -> errors.ShoalError:
     """Returns why a closed group refuses calls.
 
     Args:
         job: name of the job.
         failure: text from `failed_update`; "" if no update failed.
+        moved: whether other servers have the shards now.
     """
+    if moved:
+        return errors.Moved(f"these shards of {job} have moved to another server; fetch the placement again", job=job)
     if failure:
         return errors.InternalError(failure, job=job)
     return errors.UnknownJob(f"{job} is gone from this server: its job has ended or was dropped", job=job)

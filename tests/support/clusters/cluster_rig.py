@@ -30,6 +30,7 @@ from shoal_coordinator.messages import (
     CommitCheckpoint,
     CreateShards,
     DropBackup,
+    DropCopy,
     DropShards,
     Effect,
     GroupTold,
@@ -170,9 +171,9 @@ class Rig:
     def kill(self, *names: str) -> "Rig":
         return self.pass_time(HEARTBEAT_TIMEOUT_S + 1.5, *names)
 
-    def drain(self, name: str) -> Any:
+    def drain(self, name: str, left_s: float | None = None) -> Any:
         """Asks a server to drain. Returns the jobs that the server must wait for."""
-        return self.handle(events.DrainRequested(name, self.lives[name]))
+        return self.handle(events.DrainRequested(name, self.lives[name], left_s))
 
     def break_replica(self, reporter: str, job: str, group: int, *, term: int | None = None) -> None:
         """Lets a server report that it does not reach the other copy of a group, in its present term by default."""
@@ -501,7 +502,7 @@ class Voyage(RuleBasedStateMachine):
             elif fails and isinstance(effect, AddBackup | ProbeServer | DropBackup | Promote):
                 self.rig.pending.pop(0)
                 self.rig.handle(done_of(effect, "it does not answer"))
-            elif fails and not isinstance(effect, DropShards):
+            elif fails and not isinstance(effect, DropShards | DropCopy):
                 self.rig.pending.pop(0)
                 self.rig.handle(
                     events.EffectFailed(effect.job, "it went wrong", shards_lost=shards_lost, effect=effect.number)

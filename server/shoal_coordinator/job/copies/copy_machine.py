@@ -14,7 +14,7 @@ from shoal_coordinator.job.copies.group_copies import GroupCopies
 from shoal_coordinator.job.counters import JobCounters
 from shoal_coordinator.job.lifecycle import Lifecycle
 from shoal_coordinator.job.submission import Submission
-from shoal_coordinator.messages import AddBackup, DropBackup, Effect, Promote, ServerRef
+from shoal_coordinator.messages import AddBackup, DropBackup, DropCopy, Effect, Promote, ServerRef
 
 # Seconds from a failed copy of a group to the next: first, doubled each time, up to the maximum. A failure after a
 # longer pause counts as the first one.
@@ -28,20 +28,20 @@ class _Attempts:
     Attributes:
         pause_s: seconds from the latest failure to the next attempt.
         next_at: when a copy may begin again.
-        failed_on: the servers of the latest copies, which failed. Others are preferred.
+        failed_on: the servers of the latest copies, which failed, and when they did. Others are preferred.
         reason: the latest failure.
     """
 
     pause_s: float = 0.0
     next_at: float = 0.0
-    failed_on: set[str] = field(default_factory=set)
+    failed_on: dict[str, float] = field(default_factory=dict)
     reason: str = ""
 
     def fail(self, server: str, reason: str, now: float) -> None:
         repeated = now < self.next_at + MAX_PAUSE_S
         self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S) if repeated and self.pause_s else FIRST_PAUSE_S
         self.next_at, self.reason = now + self.pause_s, reason
-        self.failed_on.add(server)
+        self.failed_on[server] = now
 
 
 class CopyMachine:
@@ -100,8 +100,8 @@ class CopyMachine:
         """Whether a group lacks a backup, which may be begun later."""
         return any(it.may_grow for it in self._table.groups.values()) and not self._lifecycle.ended
 
-    def failed_on(self, group: int) -> set[str]:
-        """Returns the servers on which the latest copies of a group failed."""
+    def failed_on(self, group: int) -> Mapping[str, float]:
+        """Returns the servers on which the latest copies of a group failed, and when they did."""
         return self._attempts_of(group).failed_on
 
     @property
@@ -158,11 +158,32 @@ class CopyMachine:
         self._attempts_of(group).fail(found.second.member, reason, now)
         return [self._leave_alone(found)]
 
-    def told(self, group: int, term: int) -> None:
-        """Records that the primary knows the decision of a term."""
+    def told(self, group: int, term: int) -> list[Effect]:
+        """Records that the primary knows the decision of a term. Then the former copy is freed, if there is one."""
         found = self._at(group, term)
-        if found and not found.told:
-            self._table.put(_told(found))
+        if not found or found.told:
+            return []
+        self._table.put(found.known())
+        return [self.free(group, found.former)] if found.former else []
+
+    def free(self, group: int, server: ServerRef) -> DropCopy:
+        """Frees the copy of a group on a server that should have none now."""
+        found = self._table.groups[group]
+        assert server.member not in {it.member for it in (found.primary, found.second) if it}
+        return DropCopy(self._ref, self._generation, group, found.term, server)
+
+    def hand_over(self, group: int, now: float) -> list[Effect]:
+        """Makes the complete backup of a group its primary, because the primary's server is about to leave."""
+        found = self._table.groups[group]
+        server = found.primary.member
+        self._table.put(found.promoted())
+        if not any(it.primary.member == server for it in self.groups):
+            self._lifecycle.note(f"server {server} is about to leave; its shards have moved to other servers", now)
+        return [Promote(self._ref, self._generation, group, found.term + 1, found.promoted().primary)]
+
+    def release(self, group: int) -> list[Effect]:
+        """Drops the backup of a group, because its server is about to leave."""
+        return [self._leave_alone(self._table.groups[group])]
 
     def lose(self, server: str, is_usable: Callable[[ServerRef], bool], how: str, now: float) -> list[Effect] | None:
         """Continues without a server, if that is possible.
@@ -226,10 +247,6 @@ class CopyMachine:
     def _generation(self) -> int:
         assert self._table.planned
         return self._table.planned.generation
-
-
-def _told(group: GroupCopies) -> GroupCopies:
-    return GroupCopies(group.group, group.primary, group.term, group.backup, group.growing)
 
 
 __all__ = ["FIRST_PAUSE_S", "MAX_PAUSE_S", "CopyMachine"]

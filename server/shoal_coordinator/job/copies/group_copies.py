@@ -17,6 +17,8 @@ class GroupCopies:
         backup: the server with the complete backup; None if there is none.
         growing: the server that gets a backup now; None if none does.
         told: whether the primary knows that it is the primary, and that it has no backup if it has none.
+        former: the server that had a copy before the latest decision, and frees it when the primary knows this
+            decision; None if there is none.
     """
 
     group: int
@@ -25,11 +27,16 @@ class GroupCopies:
     backup: ServerRef | None = None
     growing: ServerRef | None = None
     told: bool = True
+    former: ServerRef | None = None
 
     @property
     def second(self) -> ServerRef | None:
         """The server of the other copy, complete or not; None if there is none."""
         return self.backup or self.growing
+
+    def has_copy_on(self, server: str) -> bool:
+        """Returns whether a server has a copy, or had one before a decision that the primary does not know yet."""
+        return any(it.member == server for it in (self.primary, self.second, self.former) if it)
 
     @property
     def may_grow(self) -> bool:
@@ -49,12 +56,17 @@ class GroupCopies:
 
     def alone(self) -> "GroupCopies":
         """Returns the state after the decision that the primary continues without a backup."""
-        return replace(self, term=self.term + 1, backup=None, growing=None, told=False)
+        return replace(self, term=self.term + 1, backup=None, growing=None, told=False, former=self.second)
 
     def promoted(self) -> "GroupCopies":
         """Returns the state after the decision that the complete backup becomes the primary."""
         assert self.backup
-        return replace(self, term=self.term + 1, primary=self.backup, backup=None, growing=None, told=False)
+        after = replace(self, term=self.term + 1, primary=self.backup, backup=None, growing=None)
+        return replace(after, told=False, former=self.primary)
+
+    def known(self) -> "GroupCopies":
+        """Returns the state after the primary knows the latest decision."""
+        return replace(self, told=True, former=None)
 
     def to_proto(self) -> state_pb2.GroupCopiesRecord:
         """Returns the record of this group."""
@@ -65,6 +77,7 @@ class GroupCopies:
             backup=server_record(self.backup) if self.backup else None,
             growing=server_record(self.growing) if self.growing else None,
             not_told=not self.told,
+            former=server_record(self.former) if self.former else None,
         )
 
     @classmethod
@@ -77,6 +90,7 @@ class GroupCopies:
             server_of(record.backup) if record.HasField("backup") else None,
             server_of(record.growing) if record.HasField("growing") else None,
             told=not record.not_told,
+            former=server_of(record.former) if record.HasField("former") else None,
         )
 
     def validate(self) -> None:
@@ -84,6 +98,8 @@ class GroupCopies:
         assert not (self.backup and self.growing), "a group has two backups"
         assert self.second is None or self.second.member != self.primary.member, "both copies are on one server"
         assert self.told or self.second is None, "a primary gets a backup before it knows that it is the primary"
+        assert not (self.told and self.former), "a copy is not freed"
+        assert self.former is None or self.former.member != self.primary.member, "the primary is to be freed"
         assert self.term or (self.second is None and self.told)
 
 

@@ -14,6 +14,7 @@ from shoal_coordinator.messages import (
     AdmitWorker,
     CheckpointPublished,
     DropBackup,
+    DropCopy,
     DropShards,
     Effect,
     ProbeServer,
@@ -113,8 +114,11 @@ class TestBackups:
         for _ in range(120):
             while rig.pending:
                 effect = rig.pending.pop(0)
-                assert isinstance(effect, AddBackup | DropBackup)
                 tries += isinstance(effect, AddBackup)
+                if isinstance(effect, DropCopy):
+                    rig.handle(events.EffectDone(effect=effect.number))
+                    continue
+                assert isinstance(effect, AddBackup | DropBackup)
                 rig.handle(done_of(effect, "unequal kernels" if isinstance(effect, AddBackup) else ""))
             rig.pass_time(1.0)
         assert 5 <= tries <= 10
@@ -386,22 +390,47 @@ class TestReports:
         assert not rig.pending
 
 
-class TestDraining:
-    def test_moves_groups_to_their_backups_without_a_checkpoint(self) -> None:
+class TestStaleCopies:
+    def test_are_freed_when_the_primary_knows_that_it_has_no_backup(self) -> None:
         rig = running()
-        assert rig.drain("s1") == ()
-        rig.perform()
-        rig.leave("s1")
-        assert rig.status("a").restarts == 0
-        assert rig.status("a").copies == 2
-        assert {"s1"}.isdisjoint({it.primary.member for it in copies(rig)})
+        group = copies(rig)[0]
+        rig.break_replica(group.primary.member, "a", group.group)
+        told = only(rig.pending, DropBackup)
+        rig.crash()
+        rig.pending.clear()
+        rig.handle(done_of(told))
+        [freed] = [it for it in rig.pending if isinstance(it, DropCopy)]
+        assert (freed.server, freed.group, freed.term) == (group.backup, group.group, group.term + 1)
+        rig.crash()
+        assert freed in rig.pending, "it is repeated like all effects"
 
-    def test_saves_a_job_whose_copies_are_incomplete(self) -> None:
-        rig = running(2, min_replicas=1)
-        rig.kill("s0")
-        rig.perform()
-        rig.servers("s0")
-        assert rig.drain("s1") == ("a",)
+    def test_of_lost_servers_are_not_freed(self) -> None:
+        rig = running(shards=1)
+        [group] = copies(rig)
+        assert group.backup
+        rig.kill(group.backup.member)
+        assert not any(isinstance(it, DropCopy) for it in rig.perform())
+
+    def test_that_are_reported_are_freed(self) -> None:
+        """A backup may be made on a server after it was told to free that of the same decision."""
+        rig = running()
+        group = copies(rig)[0]
+        third = ({"s0", "s1", "s2"} - {it.member for it in (group.primary, group.backup) if it}).pop()
+        rig.break_replica(third, "a", group.group)
+        assert not rig.pending, "this term is the present one"
+        rig.break_replica(third, "a", group.group, term=0)
+        rig.break_replica(third, "a", group.group, term=0)
+        freed = only(rig.pending, DropCopy)
+        assert (freed.server.member, freed.term) == (third, group.term)
+
+    def test_go_with_the_shards(self) -> None:
+        rig = running()
+        group = copies(rig)[0]
+        rig.break_replica(group.primary.member, "a", group.group)
+        rig.perform(until=DropCopy)
+        rig.handle(events.JobCancelled("a"))
+        rig.handle(events.JobDropped("a"))
+        assert not any(isinstance(it, DropCopy) for it in rig.machine.pending_effects)
 
 
 def test_states_refuse_two_copies_on_a_server() -> None:
