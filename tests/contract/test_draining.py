@@ -89,8 +89,9 @@ class TestAServer:
 
     def test_leaves_when_no_job_needs_it(self, coordinator: FakeCoordinator, leave: Callable[..., None]) -> None:
         coordinator.drains = [["a", "b"], ["b"], ["b"]]
-        leave()
+        leave(grace_s=50.0)
         assert coordinator.drained == [("s0", 1)] * 4
+        assert 40.0 < coordinator.left_s[-1] < coordinator.left_s[0] <= 50.0
 
     def test_names_the_ended_jobs_whose_values_leave_with_it(
         self, coordinator: FakeCoordinator, leave: Callable[..., None]
@@ -133,7 +134,7 @@ class TestAServer:
         assert len(coordinator.drained) <= 6, "after 0, 50, 150, 350, 500 ms"
         assert [log["event"] for log in logs if log["log_level"] == "warning"] == [
             "cannot reach the coordinator to drain; retrying",
-            "stopping before all jobs have checkpoints",
+            "stopping before all jobs have moved or are saved",
         ]
 
     def test_goes_at_once_where_its_life_is_over(

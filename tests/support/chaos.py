@@ -47,6 +47,7 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
     "slow_network": [f"{_NETWORK}::test_a_slow_network_changes_nothing_but_the_time"],
     "partition": ["tests/chaos/test_partitions.py"],
     "clock_step": ["tests/chaos/test_clock_steps.py"],
+    "rolling_restart": ["tests/chaos/test_rolling_restart.py"],
     "rank_kill": [f"{_RANKS}::test_a_killed_rank"],
     "rank_stop": [f"{_RANKS}::test_a_stopped_rank"],
     "elastic_kill": [f"{_ELASTIC}::test_survivors_go_on_without_a_killed_process"],

@@ -1,5 +1,6 @@
 """Replicas over real connections: a primary and a backup of a lock group in two servers of this process."""
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -68,6 +69,9 @@ class Replicas(ShardServers):
 
     def drop_backup(self, term: int = 2) -> None:
         self.call(0, "DropBackup", pb.DropBackupRequest(job="job", generation=1, group=0, term=term))
+
+    def drop_copy(self, server: int, term: int = 2) -> None:
+        self.call(server, "DropCopy", pb.DropCopyRequest(job="job", generation=1, group=0, term=term))
 
     def promote(self, term: int = 2) -> None:
         self.call(1, "Promote", pb.PromoteRequest(job="job", generation=1, group=0, term=term))
@@ -197,6 +201,52 @@ def test_an_old_primary_acknowledges_nothing_after_a_promotion(replicas: Replica
         for call in calls:
             with pytest.raises((errors.Moved, errors.UnknownJob)):
                 call.result()
+
+
+def test_calls_that_wait_at_an_old_primary_are_sent_to_the_new_one_at_once() -> None:
+    with Replicas(consistency.Synchronous(), optim.SGD(1.0)) as rig, ThreadPoolExecutor(1) as pool:
+        rig.admit("w0"), rig.admit("w1")
+        rig.copy()
+        pulled: list[errors.ShoalError] = []
+        answered = threading.Event()
+
+        class Waiting:
+            def answer(self, step: int) -> None:
+                answered.set()
+
+            def refuse(self, error: errors.ShoalError) -> None:
+                pulled.append(error)
+                answered.set()
+
+        with rig.client("w0") as worker:
+            step(worker, 0)
+            rig.group(0).pull(Waiting(), Stamp("w0", 1, 1))  # waits until w1 has pushed
+            assert not answered.is_set()
+            rig.call(1, "Promote", pb.PromoteRequest(job="job", generation=1, group=0, term=2))
+            pushed = pool.submit(worker.push, gradients(3))
+            rig.drop_copy(0)
+            assert answered.wait(10)
+            assert isinstance(pulled[0], errors.Moved)
+            with pytest.raises((errors.Moved, errors.UnknownJob)):
+                pushed.result()
+        assert not rig.stores[0].groups(), "its memory is free"
+        assert not rig.group(1).follows
+
+
+def test_a_stale_backup_is_freed_but_not_a_later_one(replicas: Replicas) -> None:
+    replicas.admit("w0")
+    replicas.copy()
+    replicas.drop_backup(term=2)
+    wait_until(lambda: replicas.group(1).broken_replica, what="a backup without a primary")
+    replicas.drop_copy(1, term=2)
+    replicas.drop_copy(1, term=2)
+    assert not replicas.stores[1].groups()
+    replicas.copy(term=3)
+    replicas.drop_copy(1, term=2)
+    replicas.drop_copy(1, term=3)
+    with replicas.client("w0") as worker:
+        assert step(worker, 1) == "accepted"
+    replicas.check_same()
 
 
 def test_answers_wait_for_a_lost_backup_until_the_coordinator_has_decided(replicas: Replicas) -> None:

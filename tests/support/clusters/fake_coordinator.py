@@ -36,6 +36,7 @@ class FakeCoordinator(
         fenced: ids of members whose next heartbeat is refused.
         drains: answers to the next calls of Drain: names of jobs, or an error. Later calls are told to wait for no job.
         drained: the members that called Drain.
+        left_s: how long each of them would still wait, as it told.
         breaks: for each of the next Watch calls, the number of events after which it breaks. Later calls do not break.
         watched: the requests of all Watch calls.
         described, finished, reports, cancelled: what members sent.

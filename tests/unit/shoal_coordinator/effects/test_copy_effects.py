@@ -19,6 +19,7 @@ from shoal_coordinator.messages import (
     BackupFailed,
     BackupMade,
     DropBackup,
+    DropCopy,
     GroupTold,
     JobRef,
     ProbeServer,
@@ -48,6 +49,11 @@ class Copying(Notes):
     def DropBackup(self, request: Any, context: Any) -> Any:
         self.note("DropBackup", request)
         return pb.DropBackupReply()
+
+    @_rpc.servicer
+    def DropCopy(self, request: Any, context: Any) -> Any:
+        self.note("DropCopy", request)
+        return pb.DropCopyReply()
 
     @_rpc.servicer
     def Promote(self, request: Any, context: Any) -> Any:
@@ -163,6 +169,16 @@ def test_a_decision_is_told_with_its_term(bench: Bench, kind: Any, request_of: C
     assert bench.notes.calls == [request_of(job="a", generation=4, group=2, term=7)]
 
 
+def test_a_copy_is_freed_with_its_term(bench: Bench) -> None:
+    assert bench.run(DropCopy(A, 4, 2, 7, bench.server, number=11)) == events.EffectDone(effect=11)
+    assert bench.notes.calls == [pb.DropCopyRequest(job="a", generation=4, group=2, term=7)]
+
+
+def test_a_job_goes_on_if_a_copy_cannot_be_freed(bench: Bench) -> None:
+    bench.notes.fails["DropCopy"] = errors.Overloaded("too many calls")
+    assert bench.run(DropCopy(A, 4, 2, 7, bench.server, number=11)) == events.EffectDone(effect=11)
+
+
 def test_a_server_without_the_group_has_lost_it(bench: Bench) -> None:
     bench.notes.fails["Promote"] = errors.Moved("no complete copy")
     outcome = bench.run(Promote(A, 4, 2, 7, bench.server, number=11))
@@ -206,6 +222,7 @@ def test_workers_are_admitted_after_a_promotion() -> None:
     [
         AddBackup(A, 4, 2, 7, OTHER, ServerRef("s2", "h:2"), number=5),
         DropBackup(A, 4, 2, 7, OTHER, number=5),
+        DropCopy(A, 4, 2, 7, OTHER, number=5),
         Promote(A, 4, 2, 7, OTHER, number=5),
         ProbeServer(A, OTHER, 3, 17.5, number=5),
     ],
