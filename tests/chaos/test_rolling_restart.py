@@ -1,5 +1,6 @@
 """Servers that are stopped by SIGTERM and started again, one by one, under load: jobs with replicas notice nothing."""
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 import shoal
 from shoal import optim
+from shoal.status import JobStatus
 from support import run_lengths
 from support.clusters.local import local_cluster
 from support.waiting import wait_until
@@ -38,10 +40,7 @@ class Trainer:
         self.failures: list[BaseException] = []
         self.times: list[list[float]] = [[] for _ in range(SESSIONS)]  # when each push was acknowledged
         self.accepted = [0] * SESSIONS
-        self.found: list[dict[str, np.ndarray]] = []
-        self._last_step = 0  # set to end
-        self._ends = threading.Event()
-        self._agreed = threading.Barrier(SESSIONS)
+        self._steps = 0  # of each session, once they are to end
         self._threads = [threading.Thread(target=self._train, args=(index,)) for index in range(SESSIONS)]
 
     def start(self) -> None:
@@ -49,7 +48,7 @@ class Trainer:
             thread.start()
 
     def stop(self) -> None:
-        self._ends.set()
+        self._steps = max(self.accepted) + 3  # no session has begun a later step, even without a barrier's wait
         for thread in self._threads:
             thread.join(60)
             assert not thread.is_alive(), f"a session of {self.name} hangs: {self.failures}"
@@ -69,19 +68,14 @@ class Trainer:
                 "replicas": 2,
             }
             with self._client.session(self.name, **options) as session:
-                while not self._ends.is_set():
+                while not self.failures and not (self._steps and self.accepted[index] >= self._steps):
                     session.pull()
                     result = session.push(ONES)
                     assert result.outcome == "accepted", result
                     self.accepted[index] += 1
                     self.times[index].append(time.monotonic())
-                if self.name == "async":
-                    self._agreed.wait(30)  # both have pushed all
-                    self.found.append(session.pull())
         except BaseException as error:
             self.failures.append(error)
-            self._agreed.abort()
-            self._ends.set()
 
 
 @contextmanager
@@ -104,7 +98,7 @@ def has_copies(client: shoal.Client, name: str) -> bool:
 def leave_and_return(cluster: shoal.LocalCluster, index: int) -> float:
     """Stops a server by SIGTERM and starts it again. Returns the seconds until it had left."""
     server, began = cluster.process("server", index), time.monotonic()
-    server.ask_to_stop()
+    server.send_signal(signal.SIGTERM)
     wait_until(lambda: server.returncode is not None, timeout_s=60, what="the server's end")
     took = time.monotonic() - began
     assert server.returncode == 0
@@ -159,20 +153,15 @@ def longest_pause(trainer: Trainer, since: float) -> float:
     return max(float(np.diff([it for it in times if it >= since], prepend=since).max()) for times in trainer.times)
 
 
-def check(trainer: Trainer, status: shoal.JobStatus, client: shoal.Client) -> None:
+def check(trainer: Trainer, status: JobStatus, client: shoal.Client) -> None:
     """Checks that each acknowledged push counts once, and that nothing went back to a checkpoint."""
     assert not trainer.failures
     assert (status.restarts, status.failovers) == (0, 0)
-    pushed = trainer.pushes
+    values = client.pull(trainer.name)
     if trainer.name == "sync":
-        values = client.pull(trainer.name)
-        expected = -max(trainer.accepted)  # a mean of ones for each step; the last may lack a session
-        assert abs(trainer.accepted[0] - trainer.accepted[1]) <= 1
-        found = {float(values[name][0]) for name in VARIABLES}
-        assert found <= {expected, expected + 1.0}
+        assert len(set(trainer.accepted)) == 1
+        updates = trainer.accepted[0]  # each step applies the mean of ones
     else:
-        values, expected = client.pull(trainer.name), -pushed
+        updates = trainer.pushes
     for name in VARIABLES:
-        np.testing.assert_array_equal(values[name], values["v0"][0])
-    if trainer.name == "async":
-        assert float(values["v0"][0]) == expected, "updates were lost, or applied twice"
+        np.testing.assert_array_equal(values[name], -updates, "updates were lost, or applied twice")

@@ -100,6 +100,8 @@ class GroupShell:
         with self._lock:
             self._closed = True
             waiting, log = self._state.abandon_all(), self._log
+            if self.follows:
+                waiting = []  # a backup has no callers: its tickets are numbers
             if self._cut:
                 self._cut.refuse(self._gone())
             if self._copy:

@@ -61,6 +61,7 @@ class FakeCoordinator(
         self.drains: list[list[str] | errors.ShoalError] = []
         self.holds_names: Callable[[], bool] = lambda: False  # whether Register refuses all names
         self.drained: list[tuple[str, int]] = []
+        self.left_s: list[float] = []
         self.breaks: list[int] = []
         self.watched: list[job_pb2.WatchRequest] = []
         self.described: list[job_pb2.DescribeRequest] = []
@@ -179,6 +180,7 @@ class FakeCoordinator(
     @_rpc.servicer
     def Drain(self, request: Any, context: Any) -> Any:
         self.drained.append((request.member, request.incarnation))
+        self.left_s.append(request.left_s)
         answer = self.drains.pop(0) if self.drains else []
         if isinstance(answer, errors.ShoalError):
             raise answer
