@@ -181,6 +181,8 @@ def _state(member: MemberStatus, late_s: float) -> str:
             return f"left {since} ago"
         case "lost":
             return f"lost, silent for {since}"
+        case "draining" if member.moving_groups:
+            return f"draining: {counted(member.moving_groups, 'lock group')} left"
         case state:
             return state
 

@@ -4,7 +4,7 @@ import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal import errors
 from shoal._limits import catalogue
@@ -116,12 +116,14 @@ class Listing:
             members: the members.
             now: seconds of Unix time.
         """
-        return [member.status(now, self._job_of(member), self._moving_groups(member)) for member in members]
+        return [self._status(member, now) for member in members]
 
-    def _moving_groups(self, member: Member) -> int:
+    def _status(self, member: Member, now: float) -> MemberStatus:
+        status = member.status(now, self._job_of(member))
         if not (member.draining and member.alive and member.role is Role.SERVER):
-            return 0
-        return sum(it.has_copy_on(member.id) for job in self._jobs.live for it in job.copies.groups)
+            return status
+        groups = sum(it.has_copy_on(member.id) for job in self._jobs.live for it in job.copies.groups)
+        return replace(status, moving_groups=groups)
 
     def _job_of(self, member: Member) -> str:
         job = self._jobs.find_of(member.id) if member.alive else None

@@ -57,14 +57,8 @@ class Member:
         holder = self.registration.holder
         return (f"sessions of {holder}" if holder else "sessions") if self.role is Role.SESSION else "members"
 
-    def status(self, now: float, job: str, moving_groups: int = 0) -> MemberStatus:
-        """Returns the member's status.
-
-        Args:
-            now: seconds of Unix time.
-            job: name of the job that it works on, or empty.
-            moving_groups: lock groups with a copy on it, if it is a draining server.
-        """
+    def status(self, now: float, job: str) -> MemberStatus:
+        """Returns the member's status; `job` is the name of the job that it works on, or empty."""
         return MemberStatus(
             member=self.id,
             role=self.role,
@@ -79,7 +73,6 @@ class Member:
             job=job,
             load=self.load,
             draining=self.draining,
-            moving_groups=moving_groups,
         )
 
     def to_proto(self) -> state_pb2.MemberRecord:

@@ -218,12 +218,13 @@ def test_calls_that_wait_at_an_old_primary_are_sent_to_the_new_one_at_once() -> 
                 pulled.append(error)
                 answered.set()
 
-        with rig.client("w0") as worker:
+        with rig.client("w0") as worker, rig.client("w1") as other:
+            other.pull()
             step(worker, 0)
             rig.group(0).pull(Waiting(), Stamp("w0", 1, 1))  # waits until w1 has pushed
             assert not answered.is_set()
             rig.call(1, "Promote", pb.PromoteRequest(job="job", generation=1, group=0, term=2))
-            pushed = pool.submit(worker.push, gradients(3))
+            pushed = pool.submit(other.push, gradients(3))
             rig.drop_copy(0)
             assert answered.wait(10)
             assert isinstance(pulled[0], errors.Moved)
