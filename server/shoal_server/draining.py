@@ -75,7 +75,10 @@ def wait_until_drained(
         left_s = started_at + limit_s - time.monotonic()
         if left_s <= 0:
             _log.warning(
-                "stopping before all jobs have moved or are saved", jobs=waiting, seconds=limit_s, coordinator_answers=answered
+                "stopping before all jobs have moved or are saved",
+                jobs=waiting,
+                seconds=limit_s,
+                coordinator_answers=answered,
             )
             return
         stop_now.wait(min(next_s, left_s))

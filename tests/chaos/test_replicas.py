@@ -43,7 +43,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mended(folder: Path) -> Iterator[Mended]:
-    cluster = Mended(servers=SERVERS, workers=0, checkpoints=folder, **({"log_dir": os.environ["CHAOS_LOGS"], "log_level": "info"} if os.environ.get("CHAOS_LOGS") else {}))
+    cluster = Mended(
+        servers=SERVERS,
+        workers=0,
+        checkpoints=folder,
+        **({"log_dir": os.environ["CHAOS_LOGS"], "log_level": "info"} if os.environ.get("CHAOS_LOGS") else {}),
+    )
     yield cluster
     cluster.stop()
 
@@ -198,7 +203,9 @@ def test_a_server_dies_with_the_coordinator(
     gaps: list[float] = []
     name = f"{moment.replace(' ', '-')}-{type(mode).__name__.lower()}"
     with (
-        run_lengths.count_runs("server_and_coordinator_kill", KILLS, "s from its return until all pushes flow") as counted,
+        run_lengths.count_runs(
+            "server_and_coordinator_kill", KILLS, "s from its return until all pushes flow"
+        ) as counted,
         exact_training(client, name, mode, sessions=2) as training,
     ):
         for wanted in itertools.islice(itertools.cycle(VICTIMS), KILLS):
@@ -314,4 +321,6 @@ def test_pushes_that_are_sent_again_after_a_failover_change_nothing(
             assert sender.push(training.ones).outcome == "accepted"
             training.acknowledges(1)
         check_unbroken(training)
-    print(f"{RESENT} pushes sent again: {SENDERS} recognised, the others refused; {training.acknowledged} updates exact")
+    print(
+        f"{RESENT} pushes sent again: {SENDERS} recognised, the others refused; {training.acknowledged} updates exact"
+    )

@@ -34,6 +34,7 @@ class Copies:
             ShoalError: the copy has failed. The next call begins another one.
         """
         group = self._store.group(request.job, request.generation, [request.group])
+        group.check_term(request.term)
         key = request.job, request.group
         with self._lock:
             link = self._by_group.get(key)
@@ -45,7 +46,6 @@ class Copies:
                     group, request, self._identity(request.job), self._on_broken
                 )
         if made:
-            group.check_term(request.term)
             made.start()
         if link.failure and link.log.state is not CopyState.BROKEN:
             with self._lock:
@@ -65,8 +65,11 @@ class Copies:
         group.end_copy(request.term)
         with self._lock:
             link = self._by_group.get((request.job, request.group))
-            if link and link.log.state is CopyState.ENDED:
-                del self._by_group[request.job, request.group]
+            if link and link.log.term >= request.term:
+                return
+            self._by_group.pop((request.job, request.group), None)
+        if link:
+            link.log.end()  # also if the copy has not begun
 
     def drop_copy(self, request: pb.DropCopyRequest) -> None:
         """Frees this server's copy of a group, if it is of an earlier term: a backup, or that of a former primary."""

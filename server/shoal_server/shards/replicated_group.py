@@ -100,6 +100,9 @@ class ReplicatedGroup(GroupShell):
                 return  # a late repetition: this backup was added after that decision
             self._take_term(term)
             log, self._log = self._log, None
+            if self._copy:
+                self._copy.refuse(errors.Moved(f"{self.config.name}: term {self._copy.log.term} of a copy is over"))
+                self._copy = None
         if log:
             log.end()
 

@@ -285,3 +285,24 @@ def test_a_server_with_other_kernels_is_refused(replicas: Replicas, monkeypatch:
         wait_until(replicas.add_backup)
     monkeypatch.undo()
     replicas.copy()
+
+
+def test_a_copy_that_waits_is_dropped_with_its_term() -> None:
+    """It waits for the end of the open step, and would begin after the decision that ended its term."""
+    with Replicas(consistency.Synchronous(), optim.SGD(0.1)) as rig:
+        rig.admit("w0")
+        rig.admit("w1")
+        with rig.client("w0") as first, rig.client("w1") as second:
+            first.pull()
+            second.pull()
+            first.push(gradients(0))
+            assert not rig.add_backup()
+            wait_until(lambda: rig.stores[1].groups(), what="the connection to the backup")
+            rig.drop_backup()
+            wait_until(lambda: not rig.stores[1].groups(), what="the end of the connection")
+            second.push(gradients(0))
+            second.pull()
+        assert rig.group(0).version == 1
+        assert rig.group(0).log is None
+        rig.copy(term=3)
+        rig.check_same()
