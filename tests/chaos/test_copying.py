@@ -20,8 +20,9 @@ from support.waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 RUNS = run_lengths.runs(1, 10)
-# Elements of each of the six variables of the copies: 24 MB and 96 MB together.
-ELEMENTS = run_lengths.size(1_000_000, 4_000_000)
+# Elements of each of the six variables of the copies: 5 MB and 96 MB together.
+ELEMENTS = run_lengths.size(200_000, 4_000_000)
+MOMENTS = run_lengths.size(["cut copy"], ["cut copy", "cut inputs", "kill backup"])
 SIZE, WORKERS = 512, 2
 
 
@@ -71,7 +72,6 @@ def wait_for_copies(job: shoal.JobHandle, copies: int = 2) -> None:
 def test_the_job_goes_back_to_its_checkpoint_when_both_copies_are_lost(
     cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
 ) -> None:
-    """Both servers are killed, or the primary is killed while it makes its only copy."""
     expected = result_of(client, plane("calm", tmp_path))
     with run_lengths.count_runs("both_copies_kill", RUNS, "s until all steps are taken") as counted:
         for run in range(RUNS):
@@ -97,7 +97,7 @@ def test_the_job_goes_back_to_its_checkpoint_when_both_copies_are_lost(
 
 
 @pytest.mark.timeout(60 + 40 * RUNS)
-@pytest.mark.parametrize("moment", ["cut copy", "cut inputs", "kill backup"])
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_copy_that_is_interrupted_is_made_again(
     cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path, moment: str
 ) -> None:
@@ -133,6 +133,7 @@ def terms_of(client: shoal.Client, job: str) -> list[int]:
     return [shard.term for shard in placement(client, job).shards]
 
 
+@run_lengths.long_only
 def test_a_job_goes_back_when_the_primary_dies_during_its_only_copy(
     cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
 ) -> None:

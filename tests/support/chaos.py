@@ -61,7 +61,10 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
     "server_and_coordinator_kill": [f"{_REPLICAS}::test_a_server_dies_with_the_coordinator"],
     "stopped_primary": [f"{_REPLICAS}::test_a_stopped_primary_answers_nothing_when_it_goes_on"],
     "resent_after_failover": [f"{_REPLICAS}::test_pushes_that_are_sent_again_after_a_failover_change_nothing"],
-    "both_copies_kill": [f"{_COPYING}::test_the_job_goes_back_to_its_checkpoint_when_both_copies_are_lost"],
+    "both_copies_kill": [
+        f"{_COPYING}::test_the_job_goes_back_to_its_checkpoint_when_both_copies_are_lost",
+        f"{_COPYING}::test_a_job_goes_back_when_the_primary_dies_during_its_only_copy",
+    ],
     "kill_during_copy": [f"{_COPYING}::test_a_copy_that_is_interrupted_is_made_again"],
     "session_kill_batches": ["tests/cluster/test_sessions.py::test_no_sample_is_missed_when_sessions_die"],
 }
