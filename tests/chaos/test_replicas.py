@@ -162,7 +162,8 @@ def test_servers_are_killed_while_sessions_come_and_go_and_checkpoints_are_taken
             try:
                 found = client.job("busy").checkpoint(timeout_s=60)
             except errors.StorageFailed as error:
-                assert "was lost during the checkpoint" in error.message
+                if "was lost during the checkpoint" not in error.message:
+                    raise
                 continue
             saved.append(found.number)
             for name, values in checkpoints.read(f"busy/{found.number}").items():
@@ -193,7 +194,7 @@ def test_servers_are_killed_while_sessions_come_and_go_and_checkpoints_are_taken
         assert saved
 
 
-AWAY_S, BACK_WITHIN_S = 2.0, 5.0
+AWAY_S, BACK_WITHIN_S = 2.0, run_lengths.size(10.0, 5.0)
 
 
 @pytest.mark.timeout(60 + 30 * KILLS)
@@ -230,7 +231,7 @@ def test_a_server_dies_with_the_coordinator(
     print(f"{KILLS} times, {training.acknowledged} updates exact; after the coordinator's return: {spread(gaps)}")
 
 
-STOPPED_S, HEALED_WITHIN_S = run_lengths.size(5.0, 10.0), 5.0
+STOPPED_S, HEALED_WITHIN_S = run_lengths.size((5.0, 10.0), (10.0, 5.0))  # a busy machine takes longer
 STOPS = run_lengths.runs(1, 20)
 
 
@@ -244,34 +245,34 @@ def test_a_stopped_primary_answers_nothing_when_it_goes_on(cluster: shoal.LocalC
         run_lengths.count_runs("stopped_primary", STOPS, "s until all pushes flow") as counted,
         exact_training(client, "stopped", shoal.Asynchronous(), workers=3, waits=False) as training,
         ThreadPoolExecutor(2) as pool,
+        client.session("stopped", worker="idle") as idle,
     ):
-        with client.session("stopped", worker="idle") as idle:
-            training.wait_for_start()
-            for _ in range(STOPS):
-                idle.pull()
-                old = training.placement
-                victim = old.shards[0].server
-                process = cluster.process("server", index(victim))
-                with old_view(client, old) as reader, old_view(client, old, "idle", idle.step) as writer:
-                    for view in (reader, writer):
-                        view.pull()  # opens the connections
-                    os.kill(process.pid, signal.SIGSTOP)
-                    stopped_at = time.monotonic()
-                    gaps.append(training.wait_for_pushes(stopped_at))
-                    assert gaps[-1] < HEALED_WITHIN_S
-                    assert victim not in training.roles(), "it was not replaced"
-                    answers = [pool.submit(reader.pull), pool.submit(writer.push, training.ones)]
-                    wait_for_time(STOPPED_S, stopped_at)
-                    assert not any(answer.done() for answer in answers)
-                    os.kill(process.pid, signal.SIGCONT)
-                    for answer in answers:
-                        assert isinstance(answer.exception(40), shoal.ShoalError), f"it answers {answer.result()}"
-                training.wait_for_copies()
-                assert victim in training.roles()
-                check_unbroken(training)
-                counted.passes(gaps[-1])
-            assert idle.push(training.ones).outcome == "accepted"
-            training.acknowledges(1)
+        training.wait_for_start()
+        for _ in range(STOPS):
+            idle.pull()
+            old = training.placement
+            victim = old.shards[0].server
+            process = cluster.process("server", index(victim))
+            with old_view(client, old) as reader, old_view(client, old, "idle", idle.step) as writer:
+                for view in (reader, writer):
+                    view.pull()  # opens the connections
+                os.kill(process.pid, signal.SIGSTOP)
+                stopped_at = time.monotonic()
+                gaps.append(training.wait_for_pushes(stopped_at))
+                assert gaps[-1] < HEALED_WITHIN_S
+                assert victim not in training.roles(), "it was not replaced"
+                answers = [pool.submit(reader.pull), pool.submit(writer.push, training.ones)]
+                wait_for_time(STOPPED_S, stopped_at)
+                assert not any(answer.done() for answer in answers)
+                os.kill(process.pid, signal.SIGCONT)
+                for answer in answers:
+                    assert isinstance(answer.exception(40), shoal.ShoalError), f"it answers {answer.result()}"
+            training.wait_for_copies()
+            assert victim in training.roles()
+            check_unbroken(training)
+            counted.passes(gaps[-1])
+        assert idle.push(training.ones).outcome == "accepted"
+        training.acknowledges(1)
     print(f"{STOPS} servers stopped for {STOPPED_S:g} s, {training.acknowledged} updates exact; {spread(gaps)}")
 
 

@@ -39,6 +39,16 @@ def locate(coordinator: CoordinatorClient, known: Placement) -> Placement:
     return known.renewed(message)
 
 
+def shortened(pause_s: float, jitter: Callable[[], float] = random.random) -> float:
+    """Returns a pause that is shorter by up to a quarter, so that workers do not ask at the same time.
+
+    Args:
+        pause_s: seconds.
+        jitter: returns a random number in [0, 1).
+    """
+    return pause_s * (1 - jitter() / 4)
+
+
 class Locator:
     """Finds out where the lock groups of a placement are, with one question at a time for all threads.
 
@@ -109,7 +119,7 @@ class AttemptBackoff:
         if not moves:
             return pause
         longest = min(max(_FIRST_PAUSE_S, _PART * (now - self._failed_at)), _LONGEST_PAUSE_S)
-        return min(pause, longest * (1 - self._jitter() / 4))
+        return min(pause, shortened(longest, self._jitter))
 
 
-__all__ = ["WITHOUT_PRIMARY", "AttemptBackoff", "Locator", "locate"]
+__all__ = ["WITHOUT_PRIMARY", "AttemptBackoff", "Locator", "locate", "shortened"]

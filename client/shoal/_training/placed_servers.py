@@ -3,7 +3,6 @@
 A lock group that moves to another server keeps its connection. A placement of another generation has new connections.
 """
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from shoal._memory.gc_control import delayed_gc
 from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._system.logs import Log
 from shoal._training.call_threads import CallThreads
-from shoal._training.failover import WITHOUT_PRIMARY, AttemptBackoff, Locator
+from shoal._training.failover import WITHOUT_PRIMARY, AttemptBackoff, Locator, shortened
 from shoal._transport import ServerConnection
 from shoal._wire import Aggregation, ArraySource, Packer, Placement, PushPayload
 from shoal._wire.limits import MAX_STEP
@@ -357,7 +356,7 @@ class PlacedServers:
         A server that was stopped or cut off closes no connection, so its calls would wait for as long as it is away.
         """
         pause = _LATE_S
-        while not self._closed.wait(pause * random.uniform(0.75, 1)):
+        while not self._closed.wait(shortened(pause)):
             now = time.monotonic()
             taken_s = now - min(self._begun.copy().values(), default=now)
             pause = min(max(_LATE_S, _PART * taken_s), _LONGEST_PAUSE_S)
