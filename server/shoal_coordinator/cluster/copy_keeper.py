@@ -251,7 +251,7 @@ class CopyKeeper:
 
     def _backup_made(self, event: BackupMade, now: float) -> None:
         if job := self._job_of_outcome(event.effect, event.job):
-            job.copies.made(event.group, event.term)
+            job.copies.made(event.group, event.term, now)
             self._schedule(now)
 
     def _backup_failed(self, event: BackupFailed, now: float) -> None:

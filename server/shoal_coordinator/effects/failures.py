@@ -1,5 +1,6 @@
 """Explanations of effects that have failed: what that means for the job, and what an operator can do."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal import errors
@@ -27,6 +28,24 @@ from shoal_coordinator.messages import (
 # that its heartbeat timeout has expired (`Cancelled`). The job then restarts only if it cannot continue without the
 # effect. It can continue without a checkpoint.
 AWAY = (*errors.SHARDS_LOST, errors.Moved, errors.Unreachable, errors.Cancelled)
+
+
+# What could not be done, by kind of effect; formatted with the effect.
+_WHAT: Mapping[type, str] = {
+    CreateShards: "its shards could not be created",
+    AdmitWorker: "worker {0.worker} could not be admitted",
+    RemoveWorker: "worker {0.worker} could not be removed",
+    SetLearningRate: "its learning rate could not be set",
+    DropShards: "its shards could not be dropped",
+    AddBackup: "a copy of its shards could not be made on server {0.backup.member}",
+    DropBackup: "server {0.server.member} could not be told to continue without a backup",
+    DropCopy: "the copy of its shards on server {0.server.member} could not be freed",
+    Promote: "the backup on server {0.server.member} could not become the primary",
+    ProbeServer: "server {0.server.member} could not be asked for an answer",
+    ScanCheckpoints: "its checkpoints could not be listed",
+    TakeCut: "the cut of checkpoint {0.checkpoint} could not be taken",
+    CommitCheckpoint: "checkpoint {0.cut.number} could not be completed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,33 +76,7 @@ def failure_of(effect: Effect, error: Exception) -> Failure:
 
 
 def _what(effect: Effect) -> str:
-    match effect:
-        case CreateShards():
-            return "its shards could not be created"
-        case AdmitWorker():
-            return f"worker {effect.worker} could not be admitted"
-        case RemoveWorker():
-            return f"worker {effect.worker} could not be removed"
-        case SetLearningRate():
-            return "its learning rate could not be set"
-        case DropShards():
-            return "its shards could not be dropped"
-        case AddBackup():
-            return f"a copy of its shards could not be made on server {effect.backup.member}"
-        case DropBackup():
-            return f"server {effect.server.member} could not be told to continue without a backup"
-        case DropCopy():
-            return f"the copy of its shards on server {effect.server.member} could not be freed"
-        case Promote():
-            return f"the backup on server {effect.server.member} could not become the primary"
-        case ProbeServer():
-            return f"server {effect.server.member} could not be asked for an answer"
-        case ScanCheckpoints():
-            return "its checkpoints could not be listed"
-        case TakeCut():
-            return f"the cut of checkpoint {effect.checkpoint} could not be taken"
-        case CommitCheckpoint():
-            return f"checkpoint {effect.cut.number} could not be completed"
+    return _WHAT[type(effect)].format(effect)
 
 
 def _advice(effect: Effect, error: Exception) -> str:

@@ -74,7 +74,7 @@ class MemberLeft(ClusterEvent[None]):
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested(ClusterEvent[tuple[str, ...]]):
-    """A server was asked to drain and continues to serve. The reply has the jobs that move off it or are being saved."""
+    """A server was asked to drain, and serves meanwhile. The reply has the jobs that move off it or are being saved."""
 
     member: str
     incarnation: int

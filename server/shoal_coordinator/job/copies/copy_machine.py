@@ -5,6 +5,7 @@ server that has carried out a decision can refuse all earlier ones. A backup is 
 decision before.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,8 +18,10 @@ from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.messages import AddBackup, DropBackup, DropCopy, Effect, Promote, ServerRef
 
 # Seconds from a failed copy of a group to the next: first, doubled each time, up to the maximum. A failure after a
-# longer pause counts as the first one.
+# longer pause counts as the first one. So does that of a copy which was complete for LASTED_S, and for as long as the
+# last pause: its server has died, and a job must not be without a backup because servers died before.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0
+LASTED_S = 2.0
 
 
 @dataclass(slots=True)
@@ -28,17 +31,21 @@ class _Attempts:
     Attributes:
         pause_s: seconds from the latest failure to the next attempt.
         next_at: when a copy may begin again.
+        made_at: when the latest copy was complete; infinity if it is not.
         failed_on: the servers of the latest copies, which failed, and when they did. Others are preferred.
         reason: the latest failure.
     """
 
     pause_s: float = 0.0
     next_at: float = 0.0
+    made_at: float = math.inf
     failed_on: dict[str, float] = field(default_factory=dict)
     reason: str = ""
 
     def fail(self, server: str, reason: str, now: float) -> None:
-        repeated = now < self.next_at + MAX_PAUSE_S
+        lasted = now - self.made_at >= max(LASTED_S, self.pause_s)
+        repeated = now < self.next_at + MAX_PAUSE_S and not lasted
+        self.made_at = math.inf
         self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S) if repeated and self.pause_s else FIRST_PAUSE_S
         self.next_at, self.reason = now + self.pause_s, reason
         self.failed_on[server] = now
@@ -133,12 +140,14 @@ class CopyMachine:
         generation = self._generation
         return [AddBackup(self._ref, generation, group, grown.term, grown.primary, server)]
 
-    def made(self, group: int, term: int) -> None:
+    def made(self, group: int, term: int, now: float) -> None:
         """Records that a backup is complete."""
         found = self._at(group, term)
         if found and found.growing:
             self._table.put(found.grown())
-            self._attempts_of(group).failed_on.clear()
+            attempts = self._attempts_of(group)
+            attempts.made_at = now
+            attempts.failed_on.clear()
 
     def give_up(self, group: int, term: int, reason: str, now: float) -> list[Effect]:
         """Makes the primary continue alone, because it does not reach its backup, or because the copy failed.

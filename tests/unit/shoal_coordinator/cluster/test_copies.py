@@ -123,6 +123,20 @@ class TestBackups:
             rig.pass_time(1.0)
         assert 5 <= tries <= 10
 
+    @pytest.mark.parametrize(("lasts_s", "soon"), [(3.0, True), (0.1, False)])
+    def test_that_lasted_are_made_again_soon_however_often_they_broke(self, lasts_s: float, soon: bool) -> None:
+        rig = running()
+        for _ in range(6):
+            rig.pass_time(lasts_s)
+            group = copies(rig)[0]
+            rig.break_replica(group.primary.member, "a", group.group)
+            rig.perform()
+            waited = 0.0
+            while rig.status("a").copies < 2:
+                rig.pass_time(0.5).perform()
+                waited += 0.5
+        assert (waited <= 1.0) is soon, "only copies that break at once are tried ever more slowly"
+
     def test_wait_for_a_second_server(self) -> None:
         rig = Rig(KEEPING).servers("s0").workers("w0", "w1")
         rig.submit(job(replicas=2))
