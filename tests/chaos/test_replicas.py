@@ -6,9 +6,10 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -261,7 +262,7 @@ def test_a_stopped_primary_answers_nothing_when_it_goes_on(cluster: shoal.LocalC
                 gaps.append(training.wait_for_pushes(stopped_at))
                 assert gaps[-1] < HEALED_WITHIN_S
                 assert victim not in training.roles(), "it was not replaced"
-                answers = [pool.submit(reader.pull), pool.submit(writer.push, training.ones)]
+                answers: list[Future[Any]] = [pool.submit(reader.pull), pool.submit(writer.push, training.ones)]
                 wait_for_time(STOPPED_S, stopped_at)
                 assert not any(answer.done() for answer in answers)
                 os.kill(process.pid, signal.SIGCONT)

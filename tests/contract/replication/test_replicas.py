@@ -297,7 +297,7 @@ def test_a_copy_that_waits_is_dropped_with_its_term() -> None:
             second.pull()
             first.push(gradients(0))
             assert not rig.add_backup()
-            wait_until(lambda: rig.stores[1].groups(), what="the connection to the backup")
+            wait_until(rig.stores[1].groups, what="the connection to the backup")
             rig.drop_backup()
             wait_until(lambda: not rig.stores[1].groups(), what="the end of the connection")
             second.push(gradients(0))

@@ -14,7 +14,7 @@ import numpy as np
 
 import shoal
 from shoal import optim
-from shoal._wire.layout import Placement
+from shoal._wire.placement import Placement
 from shoal.consistency import Consistency
 from shoal.status import JobStatus
 from support.clusters.cluster_probe import placement

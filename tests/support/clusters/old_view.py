@@ -7,7 +7,7 @@ from typing import Any
 import shoal
 from shoal._rpc import CoordinatorClient, TicketSource
 from shoal._training.parameters import ParameterClient
-from shoal._wire.layout import Placement
+from shoal._wire.placement import Placement
 from support.clusters.presented import as_admin
 
 

@@ -76,7 +76,7 @@ def _wrap_stream(doom: Path) -> None:
                 end.shutdown(socket.SHUT_RDWR)
         real(self, kind, *arguments, **options)
 
-    Lane.stream = stream  # type: ignore[method-assign]
+    Lane.stream = stream  # type: ignore[method-assign,assignment]
 
 
 def main(doom: Path) -> None:

@@ -168,7 +168,7 @@ class DeviceMesh:
 
 
 def _is_length(given: Any) -> bool:
-    return isinstance(given, Integral) and not isinstance(given, bool) and given >= 1
+    return isinstance(given, Integral) and not isinstance(given, bool) and int(given) >= 1
 
 
 __all__ = ["DeviceMesh", "MeshMember"]

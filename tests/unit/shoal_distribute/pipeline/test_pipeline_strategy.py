@@ -263,7 +263,7 @@ def test_a_model_that_exceeds_the_limit_of_one_device_trains_in_stages_under_it(
 
 
 def test_recomputation_keeps_less() -> None:
-    settings = {"stages": 2, "micro_batches": 8, "schedule": "gpipe", "cut": [3, 3]}
+    settings: dict[str, Any] = {"stages": 2, "micro_batches": 8, "schedule": "gpipe", "cut": [3, 3]}
     kept, computed = (in_stages(residual, **settings, recompute=it)[1].stages for it in (False, True))
     assert all(ours.peak_bytes < theirs.peak_bytes for ours, theirs in zip(computed, kept, strict=True))
 
