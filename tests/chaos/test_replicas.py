@@ -34,7 +34,7 @@ MODES = run_lengths.size(
 )
 # The roles of the servers that are killed, one after the other.
 VICTIMS = (("primary", "backup"), ("backup",), ("primary",))
-LEASE_S, FLOWS_WITHIN_S, LONGEST_S = 3.0, 3.0, 10.0
+HEARTBEAT_TIMEOUT_S, FLOWS_WITHIN_S, LONGEST_S = 3.0, 3.0, 10.0
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +76,10 @@ def wait_for_time(seconds: float, since: float) -> None:
     wait_until(lambda: time.monotonic() - since > seconds, what="the end of the fault")
 
 
-def wait_for_lease(training: ExactTraining, killed_at: float, counted: run_lengths.RunCount) -> None:
+def wait_for_timeout(training: ExactTraining, killed_at: float, counted: run_lengths.RunCount) -> None:
     """Waits between two kills: only one server in a lease may be declared lost before its own lease ends."""
     if counted.passed < KILLS:
-        training.wait_for_pushes(killed_at + LEASE_S)
+        training.wait_for_pushes(killed_at + HEARTBEAT_TIMEOUT_S)
 
 
 def check_unbroken(training: ExactTraining) -> None:
@@ -110,7 +110,7 @@ def test_training_goes_on_when_servers_are_killed(
             training.wait_for_copies()
             check_unbroken(training)
             counted.passes(gaps[-1])
-            wait_for_lease(training, killed_at, counted)
+            wait_for_timeout(training, killed_at, counted)
         assert training.status.failovers or KILLS < 2
     print(f"{KILLS} servers killed, {training.acknowledged} updates exact; pushes again after {spread(gaps)}")
     if run_lengths.is_long():
@@ -137,7 +137,7 @@ def test_training_goes_on_with_each_transport(
             training.wait_for_copies()
             check_unbroken(training)
             counted.passes(gap)
-            wait_for_lease(training, killed_at, counted)
+            wait_for_timeout(training, killed_at, counted)
 
 
 @run_lengths.long_only
@@ -177,7 +177,7 @@ def test_servers_are_killed_while_sessions_come_and_go_and_checkpoints_are_taken
     ):
         guests = pool.submit(come_and_go)
         training.wait_for_start()
-        saving = pool.submit(save)
+        saved_all = pool.submit(save)
         try:
             for wanted in itertools.islice(itertools.cycle(VICTIMS), FEW):
                 victim = chosen(training.roles(), wanted)
@@ -187,10 +187,10 @@ def test_servers_are_killed_while_sessions_come_and_go_and_checkpoints_are_taken
                 training.wait_for_copies()
                 check_unbroken(training)
                 counted.passes(gap)
-                wait_for_lease(training, killed_at, counted)
+                wait_for_timeout(training, killed_at, counted)
         finally:
             ended.set()
-        saving.result(60)
+        saved_all.result(60)
         print(f"{FEW} servers killed, {guests.result(60)} pushes of guests, {len(saved)} checkpoints, all exact")
         assert saved
 
@@ -228,7 +228,7 @@ def test_a_server_dies_with_the_coordinator(
             training.wait_for_copies()
             check_unbroken(training)
             counted.passes(gaps[-1])
-            wait_for_lease(training, killed_at, counted)
+            wait_for_timeout(training, killed_at, counted)
     print(f"{KILLS} times, {training.acknowledged} updates exact; after the coordinator's return: {spread(gaps)}")
 
 

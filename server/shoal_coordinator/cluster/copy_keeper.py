@@ -140,7 +140,13 @@ class CopyKeeper:
     # Servers that are about to leave, or lost.
 
     def hand_over(self, job: JobMachine, group: GroupCopies, now: float) -> None:
-        """Makes the complete backup of a group its primary. No checkpoint of the job may be in progress."""
+        """Makes the complete backup of a group its primary.
+
+        Args:
+            job: the job, of which no checkpoint may be in progress.
+            group: the group.
+            now: seconds of Unix time.
+        """
         self._emit(job.copies.hand_over(group.group, now))
         self._redirect(job, group.primary.member, now)
 

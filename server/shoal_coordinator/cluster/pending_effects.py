@@ -106,7 +106,13 @@ class PendingEffects:
         return {(it.group, it.term) for it in self if isinstance(it, GroupEffect) and it.job == job}
 
     def frees(self, job: JobRef, group: int, server: str) -> bool:
-        """Returns whether an effect is pending that frees the copy of a lock group on a server."""
+        """Returns whether an effect is pending that frees the copy of a lock group on a server.
+
+        Args:
+            job: the job.
+            group: number of the lock group.
+            server: member id of the server.
+        """
         found = (it for it in self if isinstance(it, DropCopy) and it.job == job)
         return any((it.group, it.server.member) == (group, server) for it in found)
 

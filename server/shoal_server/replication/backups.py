@@ -45,6 +45,7 @@ class Backups:
             region: returns the bytes of a region of the lane's segment, by its number, or raises BadRequest.
 
         Raises:
+            BadFrame: the first frame cannot be read.
             ShoalError: why it ended. The other end has received a refusal.
         """
         try:

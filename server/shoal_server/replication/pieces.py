@@ -33,7 +33,11 @@ def pieces_of(array: np.ndarray, *, gradient: int, slab: int, slot: str = "") ->
 
 
 def shared_piece(*, gradient: int, slab: int, region: int) -> list[Buffer]:
-    """Returns the payload of a frame that names an array in shared memory; see `ArrayPiece.region`."""
+    """Returns the payload of a frame that names an array in shared memory.
+
+    Args:
+        gradient, slab, region: as in `ArrayPiece`.
+    """
     place = replica_pb2.ArrayPiece(gradient=gradient, slab=slab, region=region).SerializeToString()
     return [_SIZE.pack(len(place)), place]
 

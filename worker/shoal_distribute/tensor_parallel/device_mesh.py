@@ -167,8 +167,10 @@ class DeviceMesh:
         return f"{shown} and {len(self.devices) - 8} more" if len(self.devices) > 8 else shown
 
 
-def _is_length(given: Any) -> bool:
-    return isinstance(given, Integral) and not isinstance(given, bool) and int(given) >= 1
+def _is_length(given: object) -> bool:
+    if isinstance(given, bool) or not isinstance(given, Integral):
+        return False
+    return int(given) >= 1
 
 
 __all__ = ["DeviceMesh", "MeshMember"]

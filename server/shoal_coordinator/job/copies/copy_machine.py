@@ -141,7 +141,13 @@ class CopyMachine:
         return [AddBackup(self._ref, generation, group, grown.term, grown.primary, server)]
 
     def made(self, group: int, term: int, now: float) -> None:
-        """Records that a backup is complete."""
+        """Records that a backup is complete.
+
+        Args:
+            group: number of the group.
+            term: the term in which it was made.
+            now: seconds of Unix time.
+        """
         found = self._at(group, term)
         if found and found.growing:
             self._table.put(found.grown())
