@@ -1,4 +1,4 @@
-"""Trains a model of 113 MB of variables while the process may allocate `LIMIT_MB` more, and prints what came of it.
+"""A model of 113 MB of variables, trained while the process may allocate `LIMIT_MB` more; it prints the outcome.
 
 If TF_CONFIG lists several tasks, each computes a stage. A single task computes the whole model.
 """
