@@ -77,7 +77,7 @@ class DrainCoordinator:
         """Returns whether a draining server has to wait for a job, which is saved or moves off it."""
         if member.id in self.of(job):
             return True
-        return self._moves(job, member) and any(self._moves_off(job, it, member) for it in job.copies.groups)
+        return self._moves(job, member) and any(self._has_to_move(job, it, member) for it in job.copies.groups)
 
     def note_wait(self, member: Member, left_s: float | None, now: float) -> None:
         """Records when a server asked to drain, and how long it will wait; later requests change nothing.
@@ -167,10 +167,10 @@ class DrainCoordinator:
 
     def _move(self, job: JobMachine, member: Member, now: float) -> None:
         """Moves the copies of a job off a draining server, a few at a time."""
-        moved_off = [it for it in job.copies.groups if self._moves_off(job, it, member)]
-        served = [it for it in moved_off if it.primary.member == member.id and it.told]
+        moving = [it for it in job.copies.groups if self._has_to_move(job, it, member)]
+        served = [it for it in moving if it.primary.member == member.id and it.told]
         is_late = bool(member.hands_over_until) and now >= member.hands_over_until
-        if moved_off and (is_late or any(self._is_stuck(it, job, member) for it in served)):
+        if moving and (is_late or any(self._is_stuck(it, job, member) for it in served)):
             member.stays_with.add(job.ref)
             return
         for it in served:
@@ -179,10 +179,10 @@ class DrainCoordinator:
                 self._copies.hand_over(job, it, now)
         for it in job.copies.groups:
             second = it.second and self._members.is_draining(it.second.member)
-            if second and it in moved_off and self._targets(job, it, member) and self._may_release(it):
+            if second and it in moving and self._targets(job, it, member) and self._may_release(it):
                 self._copies.release(job, it)
 
-    def _moves_off(self, job: JobMachine, group: GroupCopies, member: Member) -> bool:
+    def _has_to_move(self, job: JobMachine, group: GroupCopies, member: Member) -> bool:
         """Returns whether a copy of a group has to leave a server. A backup stays if there is no place for another."""
         if group.second and group.second.member == member.id:
             return bool(self._targets(job, group, member))
