@@ -293,6 +293,15 @@ CALLER_READER_BYTES = _add(
     roles=_SERVER,
     shown="half of `READER_BYTES`",
 )
+REPLICA_BYTES = _add(
+    "REPLICA_BYTES",
+    0,
+    "bytes",
+    "the gradients and inputs that a server keeps for the backups of other servers",
+    roles=_SERVER,
+    error=errors.LimitExceeded,
+    shown="25% of the memory limit of the container or the machine",
+)
 WATCHERS = _add("WATCHERS", 256, "calls", "the calls that watch jobs", roles=_COORDINATOR)
 CALLER_WATCHERS = _add("CALLER_WATCHERS", 64, "calls", "the calls of one caller that watch jobs", roles=_COORDINATOR)
 

@@ -11,9 +11,9 @@ from shoal import errors
 from shoal._memory.buffers import BufferPool
 from shoal._transport import Connection, Frame, decoded, send_error
 from shoal.v1 import replica_pb2
-from shoal_server.optimizers import conversions
-from shoal_server.replication.pieces import RegionLayout, fill, received_place
-from shoal_server.shards import LockGroup, Payload, decode_input
+from shoal_server.replication.pieces import fill, received_place
+from shoal_server.replication.received import EarlyInputs, ReceivedGradients, ReplicaMemory
+from shoal_server.shards import LockGroup, decode_input
 
 # Seconds for the primary to open its second lane, and for inputs in progress to end.
 _SECOND_LANE_S, _END_S = 10.0, 60.0
@@ -27,12 +27,15 @@ class BackupLink:
     Args:
         group: the backup.
         lane: the lane on which the primary sends.
-        term: the term of the primary.
-        memory: provides memory for gradients.
+        hello: the primary's hello.
+        pool: provides memory for gradients.
+        memory: counts the bytes of gradients and inputs.
         region: returns the bytes of a region of the lane's segment, by its number.
 
     Attributes:
-        term, group: as given.
+        group: as given.
+        term: the term of the primary.
+        primary: the member id of the primary's server, and its incarnation.
         complete: whether the group has all values, so that it may be promoted.
     """
 
@@ -40,18 +43,19 @@ class BackupLink:
         self,
         group: LockGroup,
         lane: Connection,
-        term: int,
-        memory: BufferPool,
+        hello: replica_pb2.ReplicaHello,
+        pool: BufferPool,
+        memory: ReplicaMemory,
         region: Callable[[int], np.ndarray],
     ) -> None:
-        self.group, self._lane, self.term, self._memory, self._region = group, lane, term, memory, region
-        self._layout = RegionLayout(group.slab_values)
+        self.group, self._lane, self.term = group, lane, hello.term
+        self.primary = hello.server, hello.incarnation
         self.complete = False
         self._changed = threading.Condition()  # guards _copies, _stopped and _ended
         self._copies: Connection | None = None  # the lane on which this end sends
         self._stopped = self._ended = False
-        self._gradients: dict[int, Payload] = {}
-        self._inputs: list[replica_pb2.ReplicaInput] = []  # those that arrived before the values
+        self._gradients = ReceivedGradients(group, pool, memory, region)
+        self._early = EarlyInputs(group.config.name, memory)
         self._last = 0  # number of the last input that arrived
 
     def run(self) -> None:
@@ -66,6 +70,8 @@ class BackupLink:
             self._tell(error)
             raise
         finally:
+            self._early.take()
+            self._gradients.clear()
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()
@@ -86,15 +92,25 @@ class BackupLink:
                 raise errors.Overloaded(f"inputs of {self.group.config.name} take longer than {_END_S:g} s; try again")
 
     def answer_on(self, copies: Connection) -> None:
-        """Uses a lane for answers, until the primary closes it.
+        """Uses a lane for answers from now on.
+
+        Raises:
+            BadRequest: there is such a lane already.
+        """
+        with self._changed:
+            if self._copies:
+                raise errors.BadRequest(f"{copies.peer} opened the second lane of a replica twice; open it once")
+            copies.send(Frame.END)  # a new connection takes a frame without a wait
+            self._copies = copies
+            self._changed.notify_all()
+
+    @staticmethod
+    def await_end(copies: Connection) -> None:
+        """Waits until the primary closes the lane for answers.
 
         Raises:
             Unreachable: it was closed.
         """
-        copies.send(Frame.END)
-        with self._changed:
-            self._copies = copies
-            self._changed.notify_all()
         ends = select.poll()
         ends.register(copies, select.POLLIN | select.POLLRDHUP)
         ends.poll()
@@ -108,16 +124,15 @@ class BackupLink:
         state, missing = decoded(replica_pb2.GroupState, lane), self.group.stored_elements
         while True:
             if not missing and not self.complete:
-                self.group.load(state, self._taken)
+                self.group.load(state, self._gradients.take)
                 self.complete = True
                 self._confirm()
-                self._carry_out(self._inputs)
-                self._inputs = []
+                self._carry_out(self._early.take())
             kind = lane.begin()
             if kind is Frame.SLOTS:
                 missing -= self._fill_values()
             elif kind is Frame.GRADIENT:
-                self._fill_gradient()
+                self._gradients.receive(lane)
             elif kind is Frame.INPUTS:
                 self._take_inputs(decoded(replica_pb2.ReplicaInputs, lane))
             else:
@@ -129,22 +144,6 @@ class BackupLink:
             raise errors.BadFrame(f"{self._lane.peer} sent values of a replica that is complete")
         return fill(self._lane, taken, self.group.array(place.slab, place.slot), place.start)
 
-    def _fill_gradient(self) -> None:
-        place, taken = received_place(self._lane)
-        payload = self._gradients.setdefault(place.gradient, {})
-        if place.slab not in payload:
-            values = self.group.array(place.slab, "")
-            payload[place.slab] = self._memory.take(values.nbytes).view(values.dtype)
-        if place.region:
-            self._lane.payload()
-            source = self._layout.array(self._region(place.region), place.slab)
-            conversions.send_all([(payload[place.slab], source)])
-        else:
-            fill(self._lane, taken, payload[place.slab], place.start)
-
-    def _taken(self, number: int) -> Payload:
-        return self._gradients.pop(number, {})
-
     def _take_inputs(self, message: replica_pb2.ReplicaInputs) -> None:
         for it in message.inputs:
             if it.WhichOneof("input") in _NO_INPUTS:
@@ -153,7 +152,7 @@ class BackupLink:
                 raise errors.BadFrame(f"{self._lane.peer} sent input {it.number} after input {self._last}")
             self._last = it.number
         if not self.complete:
-            self._inputs += message.inputs
+            self._early.add(message.inputs)
             return
         self._confirm()  # before they are carried out: what has arrived is not lost with the primary
         self._carry_out(message.inputs)
@@ -162,11 +161,11 @@ class BackupLink:
         for it in inputs:
             match it.WhichOneof("input"):
                 case "gradient_dropped":
-                    self._gradients.pop(it.gradient_dropped, None)
+                    self._gradients.drop(it.gradient_dropped)
                 case "values_hash":
                     self.group.check_hash(it.values_hash)
                 case _:
-                    self.group.follow(decode_input(it, self._taken))
+                    self.group.follow(decode_input(it, self._gradients.take))
 
     def _confirm(self) -> None:
         """Tells the primary which inputs have arrived.

@@ -10,11 +10,12 @@ from google.protobuf.message import DecodeError
 from shoal import errors
 from shoal._security import AccessRole, Authorizer, open_authorizer
 from shoal._transport import Connection, Frame, send_error
-from shoal._wire import ShardLayout
+from shoal._wire import ShardLayout, check_text
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import replica_pb2
 from shoal_server.optimizers import compilation
 from shoal_server.replication.backup_link import BackupLink
+from shoal_server.replication.received import ReplicaMemory
 from shoal_server.shards import JobShardConfig, LockGroup, ShardStore
 
 _log = structlog.get_logger(__name__)
@@ -27,11 +28,17 @@ class Backups:
         store: the shards; gets the backups.
         authorizer: checks that the callers are servers.
         on_broken: called on any thread when the connection from a primary has broken.
+        memory: counts the bytes of gradients and inputs that the backups keep.
     """
 
     def __init__(
-        self, store: ShardStore, authorizer: Authorizer | None = None, on_broken: Callable[[], object] = bool
+        self,
+        store: ShardStore,
+        authorizer: Authorizer | None = None,
+        on_broken: Callable[[], object] = bool,
+        memory: ReplicaMemory | None = None,
     ) -> None:
+        self._memory = memory or ReplicaMemory()
         self._store, self._authorizer, self._on_broken = store, authorizer or open_authorizer(), on_broken
         self._lock = threading.Lock()  # guards _by_group; nothing is called under it
         self._by_group: dict[tuple[str, int], BackupLink] = {}  # by job and number of the group
@@ -56,13 +63,14 @@ class Backups:
             self._check_caller(lane, hello)
             if hello.direction == replica_pb2.ReplicaHello.COPIES:
                 link = self._link_of(hello)
+                link.answer_on(lane)
             else:
                 link = self._accept(lane, hello, region)
         except errors.ShoalError as error:
             send_error(lane, error)
             raise
         if hello.direction == replica_pb2.ReplicaHello.COPIES:
-            link.answer_on(lane)
+            link.await_end(lane)
         else:
             self._follow(link)
 
@@ -94,7 +102,8 @@ class Backups:
     def _link_of(self, hello: replica_pb2.ReplicaHello) -> BackupLink:
         with self._lock:
             link = self._by_group.get((hello.job, hello.group))
-        if not link or link.term != hello.term:
+        # Another server of the job must not take the answers over, or its primary would wait for them.
+        if not link or link.term != hello.term or link.primary != (hello.server, hello.incarnation):
             raise errors.Moved(f"{hello.job}: this server has no copy of lock group {hello.group} at term {hello.term}")
         return link
 
@@ -108,16 +117,25 @@ class Backups:
                 f"{compilation.processor()}; their results may differ, so one cannot be the backup of the other. "
                 "Use servers with the same kind of processor, or Shoal's image, whose kernels are for processor levels"
             )
+        check_text("the name of the job", hello.job)
+        check_text("the name of a server", hello.server)
         config = JobShardConfig.from_proto(hello.config)
         layouts = [ShardLayout.from_proto(shard, config.variables) for shard in hello.config.shards]
         if (config.name, config.generation) != (hello.job, hello.generation):
             raise errors.BadRequest(f"the configuration of a replica is not that of job {hello.job}")
+        if hello.group != min((layout.shard for layout in layouts), default=None):
+            raise errors.BadRequest(f"the configuration of a replica is not that of lock group {hello.group}")
         with self._lock:
             earlier = self._by_group.get((hello.job, hello.group))
+        if earlier and earlier.term == hello.term and earlier.primary[0] != hello.server:
+            raise errors.Moved(
+                f"{hello.job}: {earlier.primary[0]} is the primary of lock group {hello.group} at term {hello.term}, "
+                f"and not {hello.server}"
+            )
         group = self._store.add_backup(config, layouts, hello.term)
         if earlier:
             earlier.stop()
-        link = BackupLink(group, lane, hello.term, self._store.memory, region)
+        link = BackupLink(group, lane, hello, self._store.memory, self._memory, region)
         with self._lock:
             self._by_group[hello.job, hello.group] = link
         lane.send(Frame.END)

@@ -54,8 +54,10 @@ def received_place(lane: Connection) -> tuple[replica_pb2.ArrayPiece, int]:
     head = lane.peek(_SIZE.size)
     if len(head) == _SIZE.size and (size := _SIZE.unpack(head)[0]) <= _MOST_PLACE_BYTES:
         taken = _SIZE.size + size
+        message = lane.peek(taken)
         try:
-            return replica_pb2.ArrayPiece.FromString(bytes(lane.peek(taken)[_SIZE.size :])), taken
+            if len(message) == taken:
+                return replica_pb2.ArrayPiece.FromString(bytes(message[_SIZE.size :])), taken
         except DecodeError:
             pass
     raise errors.BadFrame(f"{lane.peer} sent a piece of an array that cannot be read")

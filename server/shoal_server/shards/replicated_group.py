@@ -148,6 +148,9 @@ class ReplicatedGroup(GroupShell):
         Args:
             message: the state.
             payload_of: returns the gradient with a number.
+
+        Raises:
+            BadRequest: the state is not valid.
         """
         config = self.config
         mode = mode_for(config.consistency, shares_norms=bool(config.peers))
@@ -156,6 +159,9 @@ class ReplicatedGroup(GroupShell):
             self._state = GroupState.restored(message, config.name, mode, payload_of, peers=peers)
             self._updates.folds.count = message.permits.folded
             self._limit_permits()
+            permits = self._state.permits
+            if permits.waiting and permits.limits is None:
+                raise errors.BadRequest(f"{config.name}: a copy has pushes that wait, but its pushes need no permit")
 
     @property
     def stored_elements(self) -> int:

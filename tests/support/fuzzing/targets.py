@@ -4,6 +4,7 @@ from shoal import errors
 from support.fuzzing import (
     file_targets,
     handler_targets,
+    replica_targets,
     security_targets,
     socket_targets,
     text_targets,
@@ -19,6 +20,7 @@ _WEIGHTS = {
     "coordinator_rpcs": 3.0,
     "server_rpcs": 2.0,
     "lanes": 2.0,
+    "replicas": 2.0,
     "manifests": 2.0,
     "npz": 2.0,
 }
@@ -26,7 +28,16 @@ _WEIGHTS = {
 
 def all_targets() -> list[Target]:
     """Returns new targets, not started."""
-    modules = (wire_targets, file_targets, text_targets, security_targets, handler_targets, socket_targets, tls_targets)
+    modules = (
+        wire_targets,
+        replica_targets,
+        file_targets,
+        text_targets,
+        security_targets,
+        handler_targets,
+        socket_targets,
+        tls_targets,
+    )
     return [target for module in modules for target in module.targets()]
 
 

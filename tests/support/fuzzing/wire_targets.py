@@ -74,6 +74,11 @@ def placement() -> Placement:
     return Placement(JOB, 1, VARIABLES, assign_shards(layouts, [Candidate("s", "127.0.0.1:1", 0)]))
 
 
+def job_config(mode: consistency.Consistency, optimizer: optim.Optimizer) -> JobShardConfig:
+    """Returns the configuration of the job on its server."""
+    return JobShardConfig(name=JOB, generation=1, variables=VARIABLES, optimizer=optimizer, consistency=mode, seed=0)
+
+
 def store(most_bytes: int = 64 << 20) -> ShardStore:
     """Returns the store of a server that hosts the job, and has admitted the worker.
 
@@ -81,14 +86,7 @@ def store(most_bytes: int = 64 << 20) -> ShardStore:
         most_bytes: limit of the bytes of all shards.
     """
     found = ShardStore(most_bytes=most_bytes)
-    config = JobShardConfig(
-        name=JOB,
-        generation=1,
-        variables=VARIABLES,
-        optimizer=optim.SGD(0.1),
-        consistency=consistency.Asynchronous(),
-        seed=0,
-    )
+    config = job_config(consistency.Asynchronous(), optim.SGD(0.1))
     found.create(config, [shard.layout for shard in placement().shards])
     found.groups_of(JOB)[0].admit(WORKER, 1, 0)
     return found

@@ -4,6 +4,7 @@ The primary encodes each event, and the backup decodes it. Tickets and payloads 
 is pure.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ def decode(message: pb.ReplicaInput, payload_of: PayloadOf) -> events.LockGroupE
         payload_of: returns the payload with a number.
 
     Raises:
-        BadRequest: the message carries no event.
+        BadRequest: the message carries no event, or a push that is not valid.
         InvalidOptimizer: a learning rate is not valid.
     """
     field: str = message.WhichOneof("input") or "nothing"
@@ -88,7 +89,12 @@ def decode_staged(message: pb.ReplicaContribution, payload_of: PayloadOf) -> eve
     Args:
         message: the message.
         payload_of: returns the payload with a number.
+
+    Raises:
+        BadRequest: the weight is not finite, or negative.
     """
+    if not 0 <= message.weight < math.inf:
+        raise errors.BadRequest(f"a replica has a push of weight {message.weight}; it must be finite and at least 0")
     return events.PushStaged(
         message.worker,
         message.incarnation,
