@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
+from shoal import optim
 from shoal._rpc.coordinator import CoordinatorClient
 from shoal.consistency import Asynchronous
 from shoal.job import Job
@@ -27,6 +28,7 @@ from support.fuzzing.campaign import BadStatus, Target
 from support.fuzzing.handler_targets import methods_of
 from support.fuzzing.messages import Drawer
 from support.fuzzing.mutator import mutated
+from support.fuzzing.replica_targets import conversation
 from support.fuzzing.text_targets import PAGE_SEEDS
 from support.fuzzing.wire_targets import JOB, VARIABLES, WORDS, WORKER, frame, lane_conversations, push_messages
 from support.waiting import wait_until
@@ -89,6 +91,7 @@ class Sockets:
         offer = pb.AttachReply.FromString(self._call(self._server, "/shoal.v1.ParameterServer/Attach", b""))
         self._lane = offer.address
         self._hello = frame(_HELLO, pb.LaneHello(token=offer.token).SerializeToString())
+        self._replicas = [b"".join(it) for it in conversation(Asynchronous(), optim.SGD(0.1))]
         self._drawer = Drawer(WORDS | {"worker": [WORKER], "member": [WORKER, "x"], "wait_s": [0.0], "no_wait": [True]})
         self._methods = [
             (self._coordinator, f"/shoal.v1.{service}/{name}", kind)
@@ -139,9 +142,11 @@ class Sockets:
         if kind == _RAW:
             data = mutated(draw, HTTP2_SEEDS)
         elif kind == _LANE:
-            data = mutated(draw, [self._hello + it for it in lane_conversations()])
+            # The server is the primary of the job, so it refuses to be its backup.
+            sent = [*lane_conversations(), *self._replicas]
+            data = mutated(draw, [self._hello + it for it in sent])
             if draw.random() < 0.6:
-                data = self._hello + mutated(draw, lane_conversations())
+                data = self._hello + mutated(draw, sent)
         elif kind == _PAGE:
             data = mutated(draw, [_http1(it) for it in PAGE_SEEDS])
         else:
