@@ -18,7 +18,7 @@ from shoal_server.replication import Backups
 from shoal_server.replication.received import ReplicaMemory
 from shoal_server.shards.store import ShardStore
 from support.clusters.secure_rig import SecureRig, secure_rig
-from support.fuzzing.replica_targets import conversation, hello, received
+from support.fuzzing.replica_targets import conversation, hello, no_region, received
 from support.fuzzing.wire_targets import JOB, WORKER, frame
 
 MEMORY_BYTES = 1 << 20
@@ -159,7 +159,7 @@ class Primaries:
 
     def _serve(self, lane: Lane, payload: bytes) -> None:
         with closing(lane), suppress(errors.ShoalError):
-            self.backups.serve(lane, memoryview(payload))
+            self.backups.serve(lane, memoryview(payload), no_region)
 
 
 def answer(lane: Lane) -> Frame:

@@ -215,7 +215,7 @@ def received(data: bytes, memory: ReplicaMemory) -> bytes:
         try:
             kind, payload = lane.receive()
             if kind is Frame.REPLICA:
-                backups.serve(lane, payload)
+                backups.serve(lane, payload, no_region)
         except errors.Unreachable:  # the end of the data
             pass
         finally:
@@ -244,8 +244,13 @@ def _answer(backups: Backups, far: socket.socket, copies: socket.socket, hello: 
         if far.recv(8)[:1] == bytes([Frame.END]):
             lane = Lane(copies, "primary", PARAMETER_SERVER, stall_s=5.0)
             with suppress(errors.ShoalError):
-                backups.serve(lane, memoryview(hello))
+                backups.serve(lane, memoryview(hello), no_region)
             lane.close()
+
+
+def no_region(number: int) -> np.ndarray:
+    """Refuses each region, as a lane without a segment does."""
+    raise errors.BadRequest(f"a call names region {number} of shared memory; this lane has 0 regions")
 
 
 def targets() -> list[Target]:
