@@ -1,4 +1,4 @@
-"""What a server refuses of the primary of a backup, and of a process that says that it is the primary."""
+"""Refusals of a server that keeps a backup: of its primary, and of a process that says that it is the primary."""
 
 import socket
 import threading
