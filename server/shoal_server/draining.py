@@ -47,13 +47,8 @@ def wait_until_drained(
     saved: set[str] = set()
     limit_s, backoff, answered = min(grace_s, first_answer_s), Backoff(jitter), True
     while not stop_now.is_set():
-        request = coordinator_pb2.DrainRequest(
-            member=member.member,
-            incarnation=member.incarnation,
-            left_s=max(0.0, started_at + grace_s - time.monotonic()),
-        )
         try:
-            jobs = list(client.call(client.members.Drain, request, retry_for_s=0).jobs)
+            jobs = _drain(client, member, started_at + grace_s - time.monotonic())
         except (errors.Unreachable, errors.DeadlineExceeded) as error:
             if answered:
                 _log.warning("cannot reach the coordinator to drain; retrying", seconds=limit_s, reason=error.message)
@@ -65,8 +60,7 @@ def wait_until_drained(
             return
         else:
             if not jobs:
-                if lost := sorted({*hosted()} - saved):  # the coordinator does not wait for them
-                    _log.info("values leave with this server: the jobs have ended, or cannot be saved", jobs=lost)
+                _note_lost({*hosted()} - saved)
                 return
             saved |= {*jobs}
             if jobs != waiting:
@@ -82,6 +76,19 @@ def wait_until_drained(
             )
             return
         stop_now.wait(min(next_s, left_s))
+
+
+def _drain(client: CoordinatorClient, member: MembershipClient, left_s: float) -> list[str]:
+    """Tells the coordinator that the server drains, for so many seconds more. Returns the jobs to wait for."""
+    request = coordinator_pb2.DrainRequest(
+        member=member.member, incarnation=member.incarnation, left_s=max(0.0, left_s)
+    )
+    return list(client.call(client.members.Drain, request, retry_for_s=0).jobs)
+
+
+def _note_lost(jobs: set[str]) -> None:
+    if jobs:  # the coordinator does not wait for them
+        _log.info("values leave with this server: the jobs have ended, or cannot be saved", jobs=sorted(jobs))
 
 
 __all__ = ["wait_until_drained"]

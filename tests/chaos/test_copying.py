@@ -12,9 +12,9 @@ import shoal
 from shoal import optim
 from support import run_lengths
 from support.clusters.cluster_probe import placement
-from support.clusters.exact_training import exact_training
 from support.clusters.local import local_cluster
 from support.faults import crashing_server
+from support.training.exact_training import exact_training
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]

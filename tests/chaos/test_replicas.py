@@ -19,9 +19,9 @@ from shoal import errors
 from shoal._training.pusher import PushResult
 from shoal.consistency import Consistency
 from support import run_lengths
-from support.clusters.exact_training import ExactTraining, chosen, exact_training
 from support.clusters.local import Mended
-from support.clusters.old_view import old_view
+from support.training.exact_training import ExactTraining, chosen, exact_training
+from support.training.old_view import old_view
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]

@@ -18,9 +18,10 @@ from shoal import initializers, optim, partitioners
 from shoal.consistency import Consistency
 from shoal.events import MetricsReported
 from support import run_lengths
-from support.clusters import history_server, reference_worker, training_problem
+from support.clusters import history_server
 from support.clusters.cluster_probe import histories, in_sessions, leads_of, placement
-from support.clusters.training_problem import Combination
+from support.training import reference_worker, training_problem
+from support.training.training_problem import Combination
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.clusters import torch_training
-from support.clusters.training_problem import RECORDED
+from support.training import torch_training
+from support.training.training_problem import RECORDED
 
 
 def main() -> None:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from support.clusters.server_training import grpc_servers, train
-from support.clusters.training_problem import ALL, RECORDED, Combination, largest_difference, recorded
+from support.training.server_training import grpc_servers, train
+from support.training.training_problem import ALL, RECORDED, Combination, largest_difference, recorded
 
 pytest.importorskip("torch", reason="PyTorch is not installed: `make reference` does that")
 
-from support.clusters import torch_training
+from support.training import torch_training
 
 
 @pytest.mark.parametrize("combination", ALL, ids=str)

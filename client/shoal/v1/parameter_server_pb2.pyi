@@ -884,10 +884,12 @@ class DropCopyRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     job: _builtins.str
-    """The lock group and the term; see AddBackupRequest."""
     generation: _builtins.int
+    """The generation of the placement."""
     group: _builtins.int
+    """Names the lock group; see AddBackupRequest."""
     term: _builtins.int
+    """The number of the coordinator's decision; see AddBackupRequest."""
     def __init__(
         self,
         *,

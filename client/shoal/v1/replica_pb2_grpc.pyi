@@ -13,7 +13,8 @@ when it has the memory, or with ERROR. On the first lane, the primary then sends
 
 - STATE (13, GroupState): the state of the machine before the first input.
 - SLOTS (14): the values and the optimizer slots at that moment, in any order.
-- GRADIENT (15): a piece of a pushed gradient. A gradient is complete before the input that names it.
+- GRADIENT (15): a piece of a pushed gradient. The pieces of an array come in order. A gradient is complete before the
+  input that names it.
 - INPUTS (16, ReplicaInputs): inputs, in the order of their numbers. The first has the number 1.
 
 On the second lane, the server sends COPIED (17, Copied): the first one when it has all values, and others when it

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from shoal import optim
-from support.clusters import training_problem
-from support.clusters.server_training import lock_groups, train
-from support.clusters.training_problem import CLIP_NORM, RECORDED, Combination, largest_difference, recorded
+from support.training import training_problem
+from support.training.server_training import lock_groups, train
+from support.training.training_problem import CLIP_NORM, RECORDED, Combination, largest_difference, recorded
 
 
 @pytest.mark.parametrize("combination", RECORDED, ids=str)

@@ -120,11 +120,7 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
         check_options(options)
         self._consistency, self._options = consistency or Asynchronous(), options
         check_type("consistency", self._consistency, Consistency, "a consistency mode, such as shoal.Synchronous()")
-        if cut is None and min(stages, replicas) > 1:
-            raise errors.BadRequest(
-                f"there is no cut, but each of {replicas} replicas would measure the costs itself, and the cuts could "
-                "differ; give cut: the first layer of each stage but the first, or the number of layers of each stage"
-            )
+        _check_cut(cut, stages, replicas)
         self._job = job or script_name(sys.argv[0] if sys.argv else "")
         self._task = enter_task(resolver) if (resolver := resolver_of_cluster(cluster_resolver, client)) else None
         self._owned_client = client is None
@@ -261,6 +257,14 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
         return errors.WrongContext(
             "the servers have the state of the optimizer; save it with strategy.session.checkpoint() in each stage, "
             f"and continue with {self.restores_by}"
+        )
+
+
+def _check_cut(cut: Sequence[str | int] | None, stages: int, replicas: int) -> None:
+    if cut is None and min(stages, replicas) > 1:
+        raise errors.BadRequest(
+            f"there is no cut, but each of {replicas} replicas would measure the costs itself, and the cuts could "
+            "differ; give cut: the first layer of each stage but the first, or the number of layers of each stage"
         )
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch.optim import lr_scheduler as schedulers
 
-from support.clusters import training_problem as problem
-from support.clusters.training_problem import RATE, STEPS, Combination, Result
+from support.training import training_problem as problem
+from support.training.training_problem import RATE, STEPS, Combination, Result
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {}),

@@ -16,9 +16,9 @@ from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_server.shards.lock_group import LockGroup
 from shoal_server.shards.shard import JobShardConfig, Peer, Stamp
-from support.clusters import training_problem as problem
 from support.clusters.shard_servers import ShardServers
-from support.clusters.training_problem import ROWS, Combination
+from support.training import training_problem as problem
+from support.training.training_problem import ROWS, Combination
 
 Values = Mapping[str, np.ndarray]
 
