@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, _tracing, errors
 from shoal._limits import catalogue
-from shoal._security import REFUSALS
+from shoal._security import REFUSALS, check_permitted
 from shoal._system import host_id
 from shoal._transport import (
     PARAMETER_SERVER,
@@ -208,12 +208,15 @@ class LaneHandler:
         call = self._calls.get(kind)
         if call is None:
             raise errors.BadFrame(f"{self._lane.peer} sent {kind.name}; a call was expected")
+        name, who = f"{_SERVICE}/{kind.name.title()}", self._lane.identity
         try:
+            if who is not None and kind is not Frame.REPLICA:  # its own check comes later
+                check_permitted(who, name)
             call(payload)
         except errors.ShoalError as error:
             if error.status in REFUSALS:
-                name, host = f"{_SERVICE}/{kind.name.title()}", self._lane.peer.rpartition(":")[0]
-                self._on_outcome(_rpc.CallOutcome(name, _rpc.caller(), host, error.status, reason=error.message))
+                host = self._lane.peer.rpartition(":")[0]
+                self._on_outcome(_rpc.CallOutcome(name, who, host, error.status, reason=error.message))
             if self._lane.closed:
                 raise
             send_error(self._lane, error)

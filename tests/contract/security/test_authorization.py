@@ -29,7 +29,16 @@ from shoal._security import (
     check_own,
 )
 from shoal._security.tokens import TokenVerifier
-from shoal._transport import PARAMETER_SERVER, GrpcCalls, Lane, ServerConnection, TokenSecurity, open_handshake
+from shoal._transport import (
+    PARAMETER_SERVER,
+    Frame,
+    GrpcCalls,
+    Lane,
+    ServerConnection,
+    TokenSecurity,
+    open_handshake,
+    received_error,
+)
 from shoal._wire import CallLayout, SlabArrays
 from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from shoal.v1 import header_pb2 as headers
@@ -391,6 +400,25 @@ def test_revoked_tokens_of_the_access_file_are_replaced() -> None:
         assert rig.client.status().members
         rig.session.pull()
         rig.session.push({"w": np.ones(3)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_type"), [(Frame.PULL, pb.PullRequest), (Frame.COMMIT, pb.CommitRequest)], ids=["pull", "commit"]
+)
+def test_a_server_reads_and_commits_nothing_over_a_lane(
+    rig: SecureRig, kind: Frame, request_type: type[pb.PullRequest | pb.CommitRequest]
+) -> None:
+    """The table of permissions is for the calls on lanes, too: its ticket is accepted when the lane opens."""
+    ticket = rig.token(AccessRole.PEER, job="job", worker="server-1", incarnation=1)
+    with closing(GrpcCalls(rig.server.address, Credentials(token=lambda: ticket))) as calls:
+        host, port = _rpc.parse_address(calls.attach().address)
+    with closing(Lane.connect(host, port, PARAMETER_SERVER, timeout_s=5)) as lane:
+        open_handshake(lane, TokenSecurity(ticket.encode()), pb.LaneHello(), within_s=5)
+        stamp = headers.Stamp(job="job", generation=1)
+        lane.send(kind, [request_type(stamp=stamp, shards=[0]).SerializeToString()])
+        assert lane.begin(within_s=5) is Frame.ERROR
+        with pytest.raises(errors.Forbidden, match=r"only these roles may: (observer, )?trainer"):
+            raise received_error(lane)
 
 
 def test_a_ticket_changes_nothing_without_the_name_of_its_holder() -> None:
