@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from shoal import errors
 from shoal_distribute.core_shares import CoreShares
 from shoal_distribute.devices import LogicalDevice
 
@@ -30,6 +31,7 @@ class DeviceThreads:
         self._shares = CoreShares(max(1, sum(not it.is_gpu for it in devices)))
         # Calls of several threads reach all pools in the same order. Otherwise each could wait for the other.
         self._submitting = threading.Lock()
+        self._is_closed = False
 
     def run(
         self,
@@ -47,9 +49,13 @@ class DeviceThreads:
         Returns:
             The results, in the order of the devices. If functions raise, the first error that is no follow-up is
             raised, otherwise the first one.
+
+        Raises:
+            WrongContext: the strategy is closed.
         """
         with self._shares.limited():
             with self._submitting:
+                self._check_open()
                 futures = [pool.submit(function) for pool, function in zip(self._pools, functions, strict=True)]
             try:
                 wait(futures)
@@ -64,8 +70,16 @@ class DeviceThreads:
 
     def close(self) -> None:
         """Ends the threads."""
+        self._is_closed = True
         for pool in self._pools:
             pool.shutdown()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise errors.WrongContext(
+                "the strategy is closed, so its devices compute no more steps; close it after the last step, or make "
+                "another strategy"
+            )
 
 
 __all__ = ["DeviceThreads"]

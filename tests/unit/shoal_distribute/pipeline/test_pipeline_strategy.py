@@ -299,6 +299,14 @@ def test_a_stage_that_fails_ends_the_step_with_its_own_error() -> None:
     assert "raised in stage 1, on /cpu:1" in failure.value.__notes__
 
 
+def test_a_closed_strategy_takes_no_step() -> None:
+    with PipelineStrategy(stages=2, micro_batches=2, cut=[2, 2]) as strategy, strategy.scope():
+        model = sequence()
+        model.compile("sgd", "mse")
+    with pytest.raises(errors.WrongContext, match="the strategy is closed, so its devices compute no more steps"):
+        model.train_on_batch(X, Y)
+
+
 def test_a_layer_with_statistics_cannot_be_in_two_stages() -> None:
     def build() -> keras.Model:
         inputs, norm = keras.Input((6,)), keras.layers.BatchNormalization(name="norm")
