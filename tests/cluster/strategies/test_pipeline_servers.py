@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -169,6 +170,33 @@ def test_a_pipeline_resumes_from_the_checkpoints_of_its_stages(client: shoal.Cli
         check_equal(first[0][1], model.get_weights())
         model.train_on_batch(X, Y)
         check_equal(second[1][1], model.get_weights())
+
+
+def test_weights_load_into_another_number_of_stages(client: shoal.Client, tmp_path: Path) -> None:
+    path = str(tmp_path / "weights")
+
+    def work(strategy: ParameterServerPipelineStrategy) -> list[np.ndarray]:
+        model = made(strategy, normalizes=True)
+        model.train_on_batch(X, Y)
+        model.save_weights(path)
+        return model.get_weights()
+
+    expected, _ = in_processes(client, "moved", 1, work)
+    with PipelineStrategy(stages=3, micro_batches=2, cut=["second", "last"]) as other:
+        model = made(other, normalizes=True)
+        model.load_weights(path)
+        check_equal(model.get_weights(), expected)
+        model.train_on_batch(X, Y)
+        after = model.get_weights()
+
+    def more(strategy: ParameterServerPipelineStrategy) -> list[np.ndarray]:
+        again = made(strategy, normalizes=True)
+        again.load_weights(path)
+        again.train_on_batch(X, Y)
+        return again.get_weights()
+
+    for found in in_processes(client, "moved-again", 1, more, cut=["norm"]):
+        check_equal(found, after)
 
 
 def test_what_stages_with_servers_cannot_do_is_refused(client: shoal.Client, monkeypatch: Any) -> None:
