@@ -23,17 +23,17 @@ MAX_WORKERS = catalogue.CALL_WORKERS.default
 
 # The calls that have threads of their own, by kind, so that no other call delays them. A cut can wait for norms. The
 # allocation of shards takes seconds, and calls that let workers in and out must not wait for it: a job whose calls are
-# not answered restarts.
+# not answered restarts. These wait for a lost backup until DropBackup has arrived, so that must not wait for them.
 _THREADS = {
     "ShareNorm": "norm",
     "CreateShards": "creation",
     "AdmitWorkers": "workers",
     "FenceWorkers": "workers",
     "ReleaseWorkers": "workers",
-    "AddBackup": "workers",
-    "DropBackup": "workers",
-    "DropCopy": "workers",
-    "Promote": "workers",
+    "AddBackup": "copies",
+    "DropBackup": "copies",
+    "DropCopy": "copies",
+    "Promote": "copies",
 }
 
 W = TypeVar("W", pb.WorkerAdmission, pb.WorkerFence, pb.WorkerRelease)
@@ -50,8 +50,8 @@ class ParameterServerServicer:
         writer: writes checkpoints; None means that this server has no checkpoint storage.
         service: receives the norms of other servers, and has the backups.
         copies: the backups of this server's groups on other servers.
-        threads: answer the kinds of calls `norm`, `creation` and `workers`. A kind without threads of its own uses
-            those of all other calls.
+        threads: answer the kinds of calls `norm`, `creation`, `workers` and `copies`. A kind without threads of its own
+            uses those of all other calls.
     """
 
     def __init__(
