@@ -65,10 +65,15 @@ class BackupLink:
             ShoalError: why it ended.
         """
         try:
+            self._lane.send(Frame.END)  # the group has its memory
             self._receive()
         except errors.ShoalError as error:
             self._tell(error)
             raise
+        except Exception as cause:
+            failure = errors.InternalError(f"a backup failed: {type(cause).__name__}: {cause}")
+            self._tell(failure)
+            raise failure from cause
         finally:
             self._early.take()
             self._gradients.clear()
@@ -158,14 +163,19 @@ class BackupLink:
         self._carry_out(message.inputs)
 
     def _carry_out(self, inputs: Iterable[replica_pb2.ReplicaInput]) -> None:
-        for it in inputs:
-            match it.WhichOneof("input"):
-                case "gradient_dropped":
-                    self._gradients.drop(it.gradient_dropped)
-                case "values_hash":
-                    self.group.check_hash(it.values_hash)
-                case _:
-                    self.group.follow(decode_input(it, self._gradients.take))
+        try:
+            for it in inputs:
+                match it.WhichOneof("input"):
+                    case "gradient_dropped":
+                        self._gradients.drop(it.gradient_dropped)
+                    case "values_hash":
+                        self.group.check_hash(it.values_hash)
+                    case _:
+                        self.group.follow(decode_input(it, self._gradients.take))
+        except BaseException:
+            if self.group.follows:
+                self.group.close()  # it lacks an input that was confirmed, so it must not be promoted
+            raise
 
     def _confirm(self) -> None:
         """Tells the primary which inputs have arrived.

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from shoal import errors
 from shoal._security import AccessRole, Authorizer, open_authorizer
-from shoal._transport import Connection, Frame, send_error
+from shoal._transport import Connection, send_error
 from shoal._wire import ShardLayout, check_text
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import replica_pb2
@@ -64,8 +64,12 @@ class Backups:
             if hello.direction == replica_pb2.ReplicaHello.COPIES:
                 link = self._link_of(hello)
                 link.answer_on(lane)
-            else:
+            elif hello.direction == replica_pb2.ReplicaHello.INPUTS:
                 link = self._accept(lane, hello, region)
+            else:
+                raise errors.BadRequest(
+                    f"a ReplicaHello has the direction {hello.direction}; it must be INPUTS or COPIES"
+                )
         except errors.ShoalError as error:
             send_error(lane, error)
             raise
@@ -121,10 +125,11 @@ class Backups:
         check_text("the name of a server", hello.server)
         config = JobShardConfig.from_proto(hello.config)
         layouts = [ShardLayout.from_proto(shard, config.variables) for shard in hello.config.shards]
-        if (config.name, config.generation) != (hello.job, hello.generation):
-            raise errors.BadRequest(f"the configuration of a replica is not that of job {hello.job}")
-        if hello.group != min((layout.shard for layout in layouts), default=None):
-            raise errors.BadRequest(f"the configuration of a replica is not that of lock group {hello.group}")
+        number = min((layout.shard for layout in layouts), default=-1)
+        if (config.name, config.generation, number) != (hello.job, hello.generation, hello.group):
+            raise errors.BadRequest(
+                f"the configuration of a replica is not that of lock group {hello.group} of job {hello.job}"
+            )
         with self._lock:
             earlier = self._by_group.get((hello.job, hello.group))
         if earlier and earlier.term == hello.term and earlier.primary[0] != hello.server:
@@ -133,12 +138,17 @@ class Backups:
                 f"and not {hello.server}"
             )
         group = self._store.add_backup(config, layouts, hello.term)
-        if earlier:
-            earlier.stop()
-        link = BackupLink(group, lane, hello, self._store.memory, self._memory, region)
-        with self._lock:
-            self._by_group[hello.job, hello.group] = link
-        lane.send(Frame.END)
+        try:
+            if earlier:
+                earlier.stop()
+            link = BackupLink(group, lane, hello, self._store.memory, self._memory, region)
+            with self._lock:
+                if group.closed:  # by a copy of a later term, which must stay the one that `promote` finds
+                    raise errors.Moved(f"{hello.job}: the copy of term {hello.term} was replaced meanwhile")
+                self._by_group[hello.job, hello.group] = link
+        except errors.ShoalError:
+            self._store.drop_backup(group)
+            raise
         return link
 
     def _follow(self, link: BackupLink) -> None:

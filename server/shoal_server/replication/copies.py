@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 
+from shoal import errors
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.calling_server import CallingServer
 from shoal_server.replication.primary_link import PrimaryLink
@@ -35,16 +36,16 @@ class Copies:
         """
         group = self._store.group(request.job, request.generation, [request.group])
         group.check_term(request.term)
-        key = request.job, request.group
+        key, identity = (request.job, request.group), self._identity(request.job)
         with self._lock:
             link = self._by_group.get(key)
+            if link and link.log.term > request.term:
+                raise errors.Moved(f"{request.job}: there is a later decision about lock group {request.group}")
             if link and (link.log.term, link.log.server) != (request.term, request.backup.server):
                 link = None  # of an earlier decision
             made = None
             if link is None:
-                made = self._by_group[key] = link = PrimaryLink(
-                    group, request, self._identity(request.job), self._on_broken
-                )
+                made = self._by_group[key] = link = PrimaryLink(group, request, identity, self._on_broken)
         if made:
             made.start()
         if link.failure and link.log.state is not CopyState.BROKEN:
@@ -83,8 +84,9 @@ class Copies:
     def forget(self, job: str) -> None:
         """Forgets the connections of a job whose shards were dropped. Their groups have closed them."""
         with self._lock:
-            for key in [key for key in self._by_group if key[0] == job]:
-                self._by_group.pop(key).close()
+            links = [self._by_group.pop(key) for key in [key for key in self._by_group if key[0] == job]]
+        for link in links:
+            link.close()
 
     def close(self) -> None:
         """Ends all connections."""

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -53,13 +54,10 @@ def received_place(lane: Connection) -> tuple[replica_pb2.ArrayPiece, int]:
     """
     head = lane.peek(_SIZE.size)
     if len(head) == _SIZE.size and (size := _SIZE.unpack(head)[0]) <= _MOST_PLACE_BYTES:
-        taken = _SIZE.size + size
-        message = lane.peek(taken)
-        try:
-            if len(message) == taken:
-                return replica_pb2.ArrayPiece.FromString(bytes(message[_SIZE.size :])), taken
-        except DecodeError:
-            pass
+        taken, place = _SIZE.size + size, lane.peek(_SIZE.size + size)
+        with suppress(DecodeError):
+            if len(place) == taken:
+                return replica_pb2.ArrayPiece.FromString(bytes(place[_SIZE.size :])), taken
     raise errors.BadFrame(f"{lane.peer} sent a piece of an array that cannot be read")
 
 

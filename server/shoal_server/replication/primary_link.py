@@ -181,21 +181,19 @@ class PrimaryLink:
 
     def _run(self) -> None:
         try:
-            with self._sending:  # inputs that come meanwhile follow the state
-                inputs = self._open(replica_pb2.ReplicaHello.INPUTS)
-                copies = self._open(replica_pb2.ReplicaHello.COPIES)
-                start = self._group.begin_copy(self.log)
-                self._writable.register(inputs, select.POLLOUT)
-                self._inputs = inputs
-                try:
+            with ExitStack() as undo:
+                with self._sending:  # inputs that come meanwhile follow the state
+                    inputs = self._open(replica_pb2.ReplicaHello.INPUTS)
+                    copies = self._open(replica_pb2.ReplicaHello.COPIES)
+                    start = self._group.begin_copy(self.log)
+                    undo.callback(start.end)
+                    self._writable.register(inputs, select.POLLOUT)
+                    self._inputs = inputs
                     inputs.send(Frame.STATE, [start.state.SerializeToString()])
                     for number, payload in start.gradients.items():
                         self._send_arrays(number, payload)
-                except BaseException:
-                    start.end()
-                    raise
-            threading.Thread(target=self._receive, args=(copies,), name="copies", daemon=True).start()
-            self._send_values(start)
+                threading.Thread(target=self._receive, args=(copies,), name="copies", daemon=True).start()
+                self._send_values(start)
         except errors.ShoalError as error:
             self._fail(error)
         except Exception as error:
@@ -258,16 +256,13 @@ class PrimaryLink:
 
     def _send_values(self, start: CopyStart) -> None:
         """Sends the values and slots. Inputs and gradients go in between."""
-        try:
-            for slab, snapshot in enumerate(start.snapshots):
-                for slot, array in (("", snapshot.values), *snapshot.slots.items()):
-                    for piece in pieces_of(array, gradient=0, slab=slab, slot=slot):
-                        with self._sending:
-                            if not self._attempt(Frame.SLOTS, [piece]):
-                                return
-                        self.copied_bytes += len(piece[-1])
-        finally:
-            start.end()
+        for slab, snapshot in enumerate(start.snapshots):
+            for slot, array in (("", snapshot.values), *snapshot.slots.items()):
+                for piece in pieces_of(array, gradient=0, slab=slab, slot=slot):
+                    with self._sending:
+                        if not self._attempt(Frame.SLOTS, [piece]):
+                            return
+                    self.copied_bytes += len(piece[-1])
 
     def _receive(self, copies: Connection) -> None:
         """Receives what the backup has, until the connection ends."""
@@ -286,8 +281,8 @@ class PrimaryLink:
     def _fail(self, error: errors.ShoalError) -> None:
         if self._closed:
             return
-        self.failure = error
         self.log.fail(error.message)
+        self.failure = error  # after the log knows, because `Copies` forgets a failed copy unless it was complete
         if self.log.state is CopyState.BROKEN:
             _log.warning(
                 "the connection to a backup broke; answers wait until the coordinator has decided",

@@ -236,7 +236,7 @@ class ShardStore:
     def drop_backup(self, group: LockGroup) -> None:
         """Frees a backup, or the copy of a former primary."""
         job = group.config.name
-        with self._lock:
+        with self._creating, self._lock:  # no call that creates shards may put it back
             kept = {key: it for key, it in self._groups.get(job, {}).items() if it is not group}
             if kept:
                 self._groups[job] = kept
