@@ -31,6 +31,10 @@ from shoal_server.shards.updates import Updates
 HASHED_VERSIONS = 1_000
 
 
+class GradientNotSent(Exception):
+    """A copy has begun, and its backup lacks the arrays of this push. Nothing has changed; send them, and repeat."""
+
+
 class GroupShell:
     """The lock, the state machine and the shards of a job on one server.
 
@@ -174,7 +178,13 @@ class GroupShell:
         return [*effects, *self._advance(events.FoldsDone())] if folds and folds[-1].seals else effects
 
     def _feed(self, event: events.LockGroupEvent) -> list[events.LockGroupEffect]:
-        """Gives the state machine an event, and the log if there is one. Called with the lock held."""
+        """Gives the state machine an event, and the log if there is one. Called with the lock held.
+
+        Raises:
+            GradientNotSent: the log lacks the arrays of a push.
+        """
+        if self._log and self._log.lacks(event):
+            raise GradientNotSent
         effects = self._state.handle(event)
         if self._log:
             self._log.add(event)  # after the machine, which refuses an event before it changes anything
@@ -191,9 +201,13 @@ class GroupShell:
         tickets.refuse_all(tickets.answered_by(effects), self._gone(), self.config.name)
 
     def _try_copy(self, copy: PendingCopy) -> None:
-        """Begins a copy if it can begin now. Called with the lock held."""
-        if copy.begin(self._state, self._stored, self._memory):
-            self._log, self._copy = copy.log, None
+        """Begins a copy if it can begin now. A failure ends only the copy. Called with the lock held."""
+        try:
+            if copy.begin(self._state, self._stored, self._memory):
+                self._log, self._copy = copy.log, None
+        except Exception as error:
+            self._copy = None
+            copy.refuse(errors.InternalError(f"the copy could not begin: {type(error).__name__}: {error}"))
 
     def _take_cut(self, cut: PendingCut, effects: Iterable[events.LockGroupEffect]) -> None:
         """Takes the snapshots of a cut if it is answered. Called with the lock held."""
@@ -242,4 +256,4 @@ class GroupShell:
         self._state.permits.limits = self._state.mode.permit_limits(self._stored.value_bytes)
 
 
-__all__ = ["GroupShell"]
+__all__ = ["GradientNotSent", "GroupShell"]

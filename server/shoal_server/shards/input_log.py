@@ -24,6 +24,8 @@ class InputSender(Protocol):
     def gradient(self, payload: Payload) -> int:
         """Sends the arrays of a push that is not staged yet. They are sent when the method returns.
 
+        It waits while the backup does not read, so it is called without the lock of the group.
+
         Returns:
             The number by which the input that stages the push names them. 0 if the connection is broken.
         """
@@ -120,8 +122,15 @@ class InputLog:
         """Sends the arrays of a push before it is staged. Called without the lock of the group."""
         number = self.sender.gradient(payload)
         with self._changed:
-            if number and self._state in (CopyState.GROWING, CopyState.COMPLETE):
+            if self._runs:
                 self._gradients[id(payload)] = number
+
+    def lacks(self, event: events.LockGroupEvent) -> bool:
+        """Returns whether an input stages arrays that `send_gradient` has not sent."""
+        if not isinstance(event, events.PushStaged) or event.payload is None:
+            return False
+        with self._changed:
+            return self._runs and id(event.payload) not in self._gradients
 
     def drop_gradient(self, payload: Payload) -> None:
         """Forgets the arrays of a push that was not staged."""
@@ -131,16 +140,13 @@ class InputLog:
             self.sender.forget(number)
 
     def add(self, event: events.LockGroupEvent) -> None:
-        """Numbers an input that the machine has taken. Called with the lock of the group."""
+        """Numbers an input that the machine has taken, and that has all its arrays. With the lock of the group."""
         gradient = 0
-        if isinstance(event, events.PushStaged) and event.payload is not None:
-            with self._changed:
-                gradient = self._gradients.pop(id(event.payload), 0)
-            if not gradient:  # the push arrived before the copy began
-                gradient = self.sender.gradient(event.payload)
         with self._changed:
+            if isinstance(event, events.PushStaged) and event.payload is not None:
+                gradient = self._gradients.pop(id(event.payload), 0)
             self._number += 1
-            number, runs = self._number, self._state in (CopyState.GROWING, CopyState.COMPLETE)
+            number, runs = self._number, self._runs
         if runs:
             self.sender.add(number, event, gradient)
 
@@ -150,7 +156,7 @@ class InputLog:
         Args:
             values_hash: returns it.
         """
-        if self._state in (CopyState.GROWING, CopyState.COMPLETE):
+        if self._runs:
             self.sender.add_hash(values_hash())
 
     @property
@@ -212,6 +218,11 @@ class InputLog:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._state is not CopyState.GROWING, within_s)
+
+    @property
+    def _runs(self) -> bool:
+        """Whether the backup gets inputs."""
+        return self._state in (CopyState.GROWING, CopyState.COMPLETE)
 
     def _waits_for(self, number: int) -> bool:
         return self._copied < number and self._state in (CopyState.COMPLETE, CopyState.BROKEN)

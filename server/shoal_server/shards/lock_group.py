@@ -12,6 +12,7 @@ import numpy as np
 from shoal import errors, optim
 from shoal._wire import Cursor, ShardLayout, Slab
 from shoal.status import UndeliveredNorm
+from shoal_server.shards.group_shell import GradientNotSent
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.norm_exchange import check_squares, pushed_squares
 from shoal_server.shards.pending_cut import NORM_WAIT_S, PendingCut
@@ -81,7 +82,7 @@ class LockGroup(ReplicatedGroup):
         """Creates the shards that the group does not have yet.
 
         Raises:
-            BadRequest: training has begun, so that new shards would lack updates.
+            BadRequest: training has begun, so that new shards would lack updates; or the group has a backup.
         """
         # Allocated without the lock, because filling gigabytes takes seconds. The store lets one caller in at a time.
         fresh = [layout for layout in layouts if layout.shard not in self._stored.by_number]
@@ -89,6 +90,7 @@ class LockGroup(ReplicatedGroup):
             return
         stored = StoredShards(self.config, fresh, self._counting, self._stored)
         with self._lock:
+            self._check_no_backup()
             if self._state.begun:
                 raise errors.BadRequest(
                     f"{self.config.name}: training has begun; shards {[layout.shard for layout in fresh]} can only be "
@@ -172,18 +174,26 @@ class LockGroup(ReplicatedGroup):
         event = events.PushStaged(
             stamp.worker, stamp.incarnation, stamp.step, weight, version, payload, cursor, squares
         )
+        effects = None
+        while effects is None:
+            effects = self._stage(event, payload)
+        if tells:
+            self._confirm()
+        return events.only(effects, events.AnswerPush)
+
+    def _stage(self, event: events.PushStaged, payload: Payload | None) -> list[events.LockGroupEffect] | None:
+        """Sends the arrays of a push to the backup, and stages it. Returns None if a copy has begun in between."""
         log = self._log
         if log and payload is not None:
             log.send_gradient(payload)
         try:
-            effects = self._advance(event)
+            return self._advance(event)
+        except GradientNotSent:
+            return None
         except BaseException:
             if log and payload is not None:
                 log.drop_gradient(payload)
             raise
-        if tells:
-            self._confirm()
-        return events.only(effects, events.AnswerPush)
 
     def commit(self, stamp: Stamp) -> events.AnswerPush:
         """Commits a staged push.
@@ -275,10 +285,11 @@ class LockGroup(ReplicatedGroup):
             values: values of all slabs of the call.
 
         Raises:
-            BadRequest: training has begun.
+            BadRequest: training has begun, or the group has a backup.
         """
         with self._lock:
             self._check_open()
+            self._check_no_backup()
             self._feed(events.ValuesAssigned())
             self._stored.leave_to_readers(self._memory)
             shards.scatter(values, {index: slab.values for index, slab in enumerate(self._stored.slabs)})
@@ -334,7 +345,11 @@ class LockGroup(ReplicatedGroup):
             Overloaded: the norms do not arrive in time.
         """
         pending = PendingCut(self.config.name)
-        self._handle(events.CutRequested(progress), cut=pending)
+        try:
+            self._handle(events.CutRequested(progress), cut=pending)
+        except errors.ShoalError as error:
+            pending.abandon(error)
+            raise
         return pending.wait(within_s)
 
     def restore(self, version: int, step: int, read: Callable[[Arena], None]) -> None:
@@ -347,7 +362,7 @@ class LockGroup(ReplicatedGroup):
                 restore may be repeated; after another error, the group is closed.
 
         Raises:
-            BadRequest: training has begun.
+            BadRequest: training has begun, or the group has a backup.
             StorageFailed: an earlier restore still reads.
         """
         with self._lock:
@@ -357,6 +372,7 @@ class LockGroup(ReplicatedGroup):
                 raise errors.StorageFailed(
                     f"an earlier restore of {self.config.name} waits for the checkpoint storage; check the storage"
                 )
+            self._check_no_backup()
             self._feed(events.ValuesRestored(version, step))
             self._unfilled = self._reading = True
             self._stored.leave_to_readers(self._memory)

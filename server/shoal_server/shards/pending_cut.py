@@ -36,6 +36,12 @@ class PendingCut:
             self._error = self._error or error
             self._changed.notify_all()
 
+    def abandon(self, error: errors.ShoalError) -> None:
+        """Refuses the cut, and ends its snapshots if it was taken, because nobody waits for it any more."""
+        self.refuse(error)
+        for snapshot in self._cut.snapshots if self._cut else ():
+            snapshot.end_saving()
+
     def wait(self, within_s: float) -> Cut:
         """Waits for the cut.
 

@@ -34,6 +34,7 @@ class ReplicatedGroup(GroupShell):
     """
 
     _lost_primary = ""  # of a backup: why its connection broke
+    _loaded = False  # of a backup: whether it has had all values and the state of the machine
 
     @property
     def number(self) -> int:
@@ -57,7 +58,7 @@ class ReplicatedGroup(GroupShell):
             The state, the gradients and the values at that moment.
 
         Raises:
-            Moved: this server is not the primary, or its term is later.
+            Moved: this server is not the primary, or its term is later, or it had a complete copy in this term.
             Overloaded: the open step had contributions all the time.
             UnknownJob, NotPlaced: the group is closed, or is being restored.
         """
@@ -65,6 +66,11 @@ class ReplicatedGroup(GroupShell):
         with self._lock:
             self._check_open()
             self._take_term(log.term)
+            if self._log and self._log.term == log.term and self._log.state in (CopyState.COMPLETE, CopyState.BROKEN):
+                raise errors.Moved(  # that backup may be the primary now, so answers must go on waiting for it
+                    f"{self.config.name}: lock group {self.number} had a complete backup in term {log.term}"
+                )
+            self._refuse_pending_copy()
             earlier, self._log = self._log, None
             self._copy = pending
             self._try_copy(pending)
@@ -96,15 +102,27 @@ class ReplicatedGroup(GroupShell):
         """
         with self._lock:
             self._check_open()
-            if self._log and self._log.term >= term:
+            newest = self._copy.log if self._copy else self._log
+            if newest and newest.term >= term:
                 return  # a late repetition: this backup was added after that decision
             self._take_term(term)
+            self._refuse_pending_copy()
             log, self._log = self._log, None
-            if self._copy:
-                self._copy.refuse(errors.Moved(f"{self.config.name}: term {self._copy.log.term} of a copy is over"))
-                self._copy = None
         if log:
             log.end()
+
+    def _refuse_pending_copy(self) -> None:
+        """Ends the copy that waits, because there is a later decision. Called with the lock held."""
+        if self._copy:
+            self._copy.refuse(errors.Moved(f"{self.config.name}: the copy of term {self._copy.log.term} is not wanted"))
+            self._copy = None
+
+    def _check_no_backup(self) -> None:
+        """Raises BadRequest if there is a backup, to which overwritten values cannot be sent. With the lock held."""
+        if self._log and self._log.state is not CopyState.ENDED:
+            raise errors.BadRequest(
+                f"{self.config.name}: lock group {self.number} has a backup; values can only be overwritten before that"
+            )
 
     def check_term(self, term: int) -> None:
         """Raises Moved if a term is over."""
@@ -139,6 +157,8 @@ class ReplicatedGroup(GroupShell):
         self.check_term(term)
         if not self.follows:
             raise errors.Moved(f"this server is the primary of lock group {self.number} of {self.config.name} itself")
+        if self._loaded and term == self.term:  # the coordinator may be about to promote it
+            raise errors.Moved(f"this server has a complete copy of lock group {self.number} at term {term} already")
 
     # As a backup.
 
@@ -162,6 +182,7 @@ class ReplicatedGroup(GroupShell):
             permits = self._state.permits
             if permits.waiting and permits.limits is None:
                 raise errors.BadRequest(f"{config.name}: a copy has pushes that wait, but its pushes need no permit")
+            self._loaded = True
 
     @property
     def stored_elements(self) -> int:
@@ -237,12 +258,14 @@ class ReplicatedGroup(GroupShell):
             Updates applied.
 
         Raises:
-            Moved: the term is over.
+            Moved: the term is over, or the copy is not complete.
             UnknownJob: the group is closed.
         """
         with self._lock:
             if self._closed:
                 raise self._gone()
+            if self.follows and not self._loaded:
+                raise errors.Moved(f"{self.config.name}: this server has no complete copy of lock group {self.number}")
             self._take_term(term)
             if not self.follows:
                 return self._state.version
