@@ -1,6 +1,8 @@
 """Replicas over real connections: a primary and a backup of a lock group in two servers of this process."""
 
+import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -12,9 +14,14 @@ import pytest
 
 from shoal import _rpc, consistency, errors, initializers, optim
 from shoal._training.parameters import ParameterClient
+from shoal._transport import PARAMETER_SERVER, Frame
+from shoal._transport.lane import Lane
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1 import replica_pb2
 from shoal.variables import Variable
 from shoal_server.optimizers import compilation
+from shoal_server.replication import backup_link
+from shoal_server.replication.pieces import received_place
 from shoal_server.shards import LockGroup, Stamp, group_shell
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
@@ -306,3 +313,102 @@ def test_a_copy_that_waits_is_dropped_with_its_term() -> None:
         assert rig.group(0).log is None
         rig.copy(term=3)
         rig.check_same()
+
+
+def test_a_late_request_does_not_replace_a_copy_of_a_later_decision(replicas: Replicas) -> None:
+    replicas.copy(term=1)
+    replicas.drop_backup(term=2)
+    replicas.copy(term=3)
+    with pytest.raises(errors.Moved, match="term 1 of lock group 0 is over"):
+        replicas.add_backup(term=1)
+    backup = replicas.group(1)
+    assert replicas.add_backup(term=3), "the copy is the one that was made"
+    assert replicas.group(1) is backup
+    assert not replicas.group(0).broken_replica
+
+
+def test_a_backup_that_could_not_read_a_confirmed_input_is_not_promoted(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object) -> None:
+        raise errors.BadRequest("an input of a later version of Shoal")
+
+    replicas.admit("w0")
+    replicas.copy()
+    with replicas.client("w0") as worker, ThreadPoolExecutor(1) as pool:
+        worker.pull()
+        monkeypatch.setattr(backup_link, "decode_input", unreadable)
+        pushed = pool.submit(worker.push, gradients(0))
+        wait_until(lambda: replicas.group(0).broken_replica, what="a broken replica")
+        with pytest.raises(errors.ShoalError):
+            replicas.promote()
+        replicas.drop_backup(term=2)
+        assert pushed.result().outcome == "accepted"
+
+
+def test_a_copy_is_made_after_a_primary_was_gone_before_the_server_answered(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, first = Lane.send, chain([True], repeat(False))
+
+    def send(lane: Lane, kind: Any, *args: Any, **options: Any) -> None:
+        if kind is Frame.END and next(first):
+            lane.close()
+            raise errors.Unreachable("the primary is gone")
+        sent(lane, kind, *args, **options)
+
+    monkeypatch.setattr(Lane, "send", send)
+    with pytest.raises(errors.Unreachable):
+        wait_until(replicas.add_backup)
+    wait_until(lambda: not replicas.stores[1].groups(), what="the end of the backup")
+    replicas.copy(term=3)
+
+
+def test_decisions_do_not_wait_for_calls_that_wait_for_them(replicas: Replicas) -> None:
+    replicas.admit("w0")
+    replicas.copy()
+    replicas.lose_connection()
+    request = pb.FenceWorkersRequest(job="job", workers=[pb.WorkerFence(worker="w1", incarnation=1)])
+    fences = [replicas.stubs[0].FenceWorkers.future(request, timeout=20) for _ in range(12)]
+    wait_until(lambda: replicas.sample("shoal_server_queued_calls", pool="workers") > 0, what="more calls than threads")
+    begun = time.monotonic()
+    replicas.drop_backup()
+    assert [list(it.result().committed_steps) for it in fences] == [[0]] * 12
+    assert time.monotonic() - begun < 10
+
+
+HELLO = replica_pb2.ReplicaHello(job="job", generation=1, group=0, term=1, kernels=compilation.processor())
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"direction": 0}, "the direction 0; it must be INPUTS or COPIES"),
+        ({"direction": 1}, "is not that of lock group 0 of job job"),
+        ({"direction": 1, "job": "a\nb"}, "the name of the job"),
+        ({"direction": 2}, "no copy of lock group 0"),
+    ],
+    ids=str,
+)
+def test_a_hello_that_makes_no_sense_is_refused(fields: dict[str, Any], problem: str) -> None:
+    hello = replica_pb2.ReplicaHello()
+    hello.CopyFrom(HELLO)
+    hello.MergeFrom(replica_pb2.ReplicaHello(**fields))
+    with Replicas(consistency.Asynchronous(), optim.SGD(0.1)) as rig:
+        hello.config.CopyFrom(rig.group(0).config.to_proto(()))
+        with rig.lane(1) as lane:
+            lane.send(Frame.REPLICA, hello.SerializeToString())
+            with pytest.raises(errors.ShoalError, match=problem):
+                lane.receive()
+        assert not rig.stores[1].groups()
+
+
+def test_a_piece_that_ends_within_its_place_is_refused() -> None:
+    ours, theirs = (Lane(end, "peer", PARAMETER_SERVER) for end in socket.socketpair())
+    place = replica_pb2.ArrayPiece(slab=0, start=0, slot="momentum").SerializeToString()
+    theirs.send(Frame.SLOTS, [(len(place) + 4).to_bytes(4, "little"), place])
+    ours.begin()
+    with pytest.raises(errors.BadFrame, match="cannot be read"):
+        received_place(ours)
+    for end in (ours, theirs):
+        end.close()

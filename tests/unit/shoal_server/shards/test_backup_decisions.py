@@ -1,0 +1,225 @@
+"""A lock group and its backup, without a connection: late decisions, copies that fail to begin, and answers on hold."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal import consistency, errors, initializers, optim
+from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
+from shoal.variables import Variable
+from shoal_server.shards import input_log
+from shoal_server.shards.group_shell import GroupShell
+from shoal_server.shards.input_log import CopyState, InputLog
+from shoal_server.shards.lock_group import LockGroup
+from shoal_server.shards.machine.state import GroupState
+from shoal_server.shards.shard import JobShardConfig, Stamp
+from shoal_server.shards.store import ShardStore
+from support.waiting import wait_until
+
+SPEC = Variable((2,), initializer=initializers.Zeros())
+LAYOUT = ShardLayout(0, (ArenaLayout(SPEC.dtype, SPEC.aggregation, (Slice("v", 0, 2, 0),), 2),))
+CONFIG = JobShardConfig("job", 1, {"v": SPEC}, optim.SGD(1.0), consistency.Synchronous(), 0)
+
+
+class Sender:
+    """Takes inputs, and sends nothing. A gradient is only sent while `reads` is set."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Any] = []
+        self.sent, self.forgotten = 0, list[int]()
+        self.reads, self.sending = threading.Event(), threading.Event()
+        self.reads.set()
+
+    def gradient(self, payload: Any) -> int:
+        self.sending.set()
+        assert self.reads.wait(20)
+        return self.next_gradient()
+
+    def add(self, number: int, event: Any, gradient: int) -> None:
+        self.inputs.append((number, type(event).__name__, gradient))
+
+    def next_gradient(self) -> int:
+        self.sent += 1
+        return self.sent
+
+    def forget(self, gradient: int) -> None:
+        self.forgotten.append(gradient)
+
+    def add_hash(self, values_hash: int) -> None: ...
+    def flush(self) -> None: ...
+    def flush_at_once(self) -> None: ...
+    def ticket(self, ticket: object) -> int:
+        return 1
+
+    def close(self) -> None: ...
+
+
+class Rig:
+    """A primary with workers "a" and "b", and logs for backups."""
+
+    def __init__(self) -> None:
+        self.group = LockGroup(CONFIG, [LAYOUT])
+        for rank, worker in enumerate("ab"):
+            self.group.admit(worker, 1, rank)
+
+    def log(self, term: int) -> InputLog:
+        return InputLog("job", term, "server-1", Sender())
+
+    def begin(self, log: InputLog) -> None:
+        self.group.begin_copy(log).end()
+
+    def complete(self, term: int) -> InputLog:
+        log = self.log(term)
+        self.begin(log)
+        log.copied(0)
+        return log
+
+    def stage(self, worker: str, step: int = 0) -> None:
+        self.group.stage(Stamp(worker, 1, step), 1.0, 0, {0: np.ones(2, np.float32)}, tells=False)
+
+    def push(self, worker: str, step: int = 0) -> str:
+        self.stage(worker, step)
+        return self.group.commit(Stamp(worker, 1, step)).outcome
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def pending_copy(rig: Rig, log: InputLog, pool: ThreadPoolExecutor) -> Any:
+    """Begins a copy that waits, because the open step has a contribution."""
+    rig.push("a")
+    begun = pool.submit(rig.begin, log)
+    wait_until(lambda: rig.group.term == log.term, what="a copy that waits")
+    return begun
+
+
+def test_a_copy_that_waits_never_begins_once_the_primary_is_alone(rig: Rig) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        begun = pending_copy(rig, rig.log(1), pool)
+        rig.group.end_copy(2)
+        with pytest.raises(errors.Moved, match="the copy of term 1 is not wanted"):
+            begun.result(5)
+    rig.push("b")
+    assert rig.group.log is None, "a backup that the coordinator does not know, for which answers would wait for ever"
+
+
+def test_a_late_decision_does_not_end_a_copy_that_waits(rig: Rig) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        log = rig.log(3)
+        begun = pending_copy(rig, log, pool)
+        rig.group.end_copy(2)
+        rig.push("b")
+        begun.result(5)
+    assert rig.group.log is log
+
+
+def test_a_repeated_decision_gives_no_answer_that_waits_for_a_backup(rig: Rig) -> None:
+    log = rig.complete(1)
+    log.fail("the connection broke")
+    with pytest.raises(errors.Moved, match="had a complete backup in term 1"):
+        rig.begin(rig.log(1))
+    assert log.state == CopyState.BROKEN
+    rig.begin(rig.log(3))
+    assert log.state == CopyState.ENDED
+
+
+def test_a_copy_that_cannot_begin_fails_no_push(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise MemoryError
+
+    with ThreadPoolExecutor(1) as pool:
+        begun = pending_copy(rig, rig.log(1), pool)
+        monkeypatch.setattr(GroupState, "write_to", failing)
+        assert rig.push("b") == "accepted"
+        with pytest.raises(errors.InternalError, match="the copy could not begin: MemoryError"):
+            begun.result(5)
+    assert rig.push("a", 1) == "accepted"
+
+
+def test_values_are_not_overwritten_while_there_is_a_backup() -> None:
+    group = LockGroup(CONFIG, [LAYOUT])
+    log = InputLog("job", 1, "server-1", Sender())
+    group.begin_copy(log).end()
+    shards = group.select([0])
+    values = {slab: np.ones(2, np.float32) for slab in shards.layout.slabs}
+    with pytest.raises(errors.BadRequest, match="has a backup; values can only be overwritten before that"):
+        group.assign(shards, values)
+    with pytest.raises(errors.BadRequest, match="has a backup"):
+        group.restore(3, 3, lambda _: None)
+    assert log.number == 0
+    group.end_copy(2)
+    group.assign(shards, values)
+    assert group.shards[0].arenas[0].values.tolist() == [1, 1]
+
+
+def test_a_cut_that_is_not_told_leaves_no_snapshot(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.complete(1)
+    monkeypatch.setattr(input_log, "COPY_WAIT_S", 0.05)
+    with pytest.raises(errors.Moved):
+        rig.group.cut({})
+    rig.group.end_copy(2)
+    place = rig.group.shards[0].arenas[0].values.ctypes.data
+    rig.push("a"), rig.push("b")
+    assert rig.group.shards[0].arenas[0].values.tolist() == [-1, -1]
+    assert rig.group.shards[0].arenas[0].values.ctypes.data == place, "an update left the values to a snapshot"
+
+
+def test_a_gradient_is_never_sent_with_the_lock_of_the_group(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy begins after a push has looked for the log, and the backup's server does not read."""
+    sender = Sender()
+    sender.reads.clear()
+    log, advance = InputLog("job", 1, "server-1", sender), GroupShell.__dict__["_advance"]
+
+    def begin_before(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        rig.begin(log)
+        return advance(*args, **options)
+
+    monkeypatch.setattr(GroupShell, "_advance", begin_before)
+    with ThreadPoolExecutor(2) as pool:
+        staged = pool.submit(rig.stage, "a")
+        assert sender.sending.wait(5)
+        try:
+            assert pool.submit(rig.group.answer_to, Stamp("b", 1, 0)).result(2) is None
+        finally:
+            sender.reads.set()
+        staged.result(5)
+    assert sender.inputs == [(1, "PushStaged", 1)]
+    assert not sender.forgotten
+
+
+def test_an_empty_backup_is_not_promoted_and_a_full_one_not_replaced_in_its_term(rig: Rig) -> None:
+    store = ShardStore()
+    backup = store.add_backup(CONFIG, [LAYOUT], 1)
+    with pytest.raises(errors.Moved, match="no complete copy of lock group 0"):
+        backup.promote(2)
+    start = rig.group.begin_copy(rig.log(1))
+    start.end()
+    backup.load(start.state, lambda _: {})
+    with pytest.raises(errors.Moved, match="has a complete copy of lock group 0 at term 1 already"):
+        store.add_backup(CONFIG, [LAYOUT], 1)
+    assert backup.promote(2) == 0
+
+
+def test_a_backup_that_is_dropped_while_another_is_made_stays_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ShardStore()
+    first = store.add_backup(CONFIG, [LAYOUT], 1)
+    second = ShardLayout(1, LAYOUT.arenas)
+    check, dropping = ShardStore.__dict__["_check_bytes"], list[threading.Thread]()
+
+    def drop_first(*args: Any) -> None:
+        check(store, *args)
+        thread = threading.Thread(target=store.drop_backup, args=(first,))
+        thread.start()
+        thread.join(0.2)  # it waits, or would drop the backup from what is replaced next
+        dropping.append(thread)
+
+    monkeypatch.setattr(store, "_check_bytes", drop_first)
+    kept = store.add_backup(CONFIG, [second], 1)
+    dropping[0].join(5)
+    assert store.groups() == [kept]
