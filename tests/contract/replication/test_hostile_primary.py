@@ -127,7 +127,7 @@ def with_controls(message: replica_pb2.ReplicaHello) -> None:
     [
         (without_shards, "not that of lock group 0"),
         (of_another_group, "not that of lock group 1"),
-        (of_another_job, "not that of job other"),
+        (of_another_job, "not that of lock group 0 of job other"),
         (with_controls, "name of a server"),
     ],
 )
