@@ -105,7 +105,7 @@ def test_a_copy_that_waits_never_begins_once_the_primary_is_alone(rig: Rig) -> N
         with pytest.raises(errors.Moved, match="the copy of term 1 is not wanted"):
             begun.result(5)
     rig.push("b")
-    assert rig.group.log is None, "a backup that the coordinator does not know, for which answers would wait for ever"
+    assert rig.group.log is None, "a backup that the coordinator does not know, for which answers would wait forever"
 
 
 def test_a_late_decision_does_not_end_a_copy_that_waits(rig: Rig) -> None:
