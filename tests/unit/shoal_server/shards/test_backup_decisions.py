@@ -123,9 +123,9 @@ def test_a_repeated_decision_gives_no_answer_that_waits_for_a_backup(rig: Rig) -
     log.fail("the connection broke")
     with pytest.raises(errors.Moved, match="had a complete backup in term 1"):
         rig.begin(rig.log(1))
-    assert log.failure
+    states = [log.state]
     rig.begin(rig.log(3))
-    assert log.state == CopyState.ENDED
+    assert [*states, log.state] == [CopyState.BROKEN, CopyState.ENDED]
 
 
 def test_a_copy_that_cannot_begin_fails_no_push(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
