@@ -11,7 +11,7 @@ from shoal import consistency, errors, initializers, optim
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server.shards import input_log
-from shoal_server.shards.group_shell import GroupShell
+from shoal_server.shards import store as store_module
 from shoal_server.shards.input_log import CopyState, InputLog
 from shoal_server.shards.lock_group import LockGroup
 from shoal_server.shards.machine.state import GroupState
@@ -169,18 +169,18 @@ def test_a_cut_that_is_not_told_leaves_no_snapshot(rig: Rig, monkeypatch: pytest
     assert rig.group.shards[0].arenas[0].values.ctypes.data == place, "an update left the values to a snapshot"
 
 
-def test_a_gradient_is_never_sent_with_the_lock_of_the_group(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy begins after a push has looked for the log, and the backup's server does not read."""
+def test_a_gradient_is_never_sent_with_the_lock_of_the_group(rig: Rig) -> None:
+    """Another copy begins after a push has looked for the log, and that backup's server does not read."""
     sender = Sender()
     sender.reads.clear()
-    log, advance = InputLog("job", 1, "server-1", sender), GroupShell.__dict__["_advance"]
+    log = InputLog("job", 3, "server-1", sender)
 
-    def begin_before(*args: Any, **options: Any) -> Any:
-        monkeypatch.undo()
-        rig.begin(log)
-        return advance(*args, **options)
+    class Earlier(InputLog):
+        def send_gradient(self, payload: Any) -> None:
+            rig.group.end_copy(2)
+            rig.begin(log)
 
-    monkeypatch.setattr(GroupShell, "_advance", begin_before)
+    rig.begin(Earlier("job", 1, "server-1", Sender()))
     with ThreadPoolExecutor(2) as pool:
         staged = pool.submit(rig.stage, "a")
         assert sender.sending.wait(5)
@@ -210,16 +210,16 @@ def test_a_backup_that_is_dropped_while_another_is_made_stays_dropped(monkeypatc
     store = ShardStore()
     first = store.add_backup(CONFIG, [LAYOUT], 1)
     second = ShardLayout(1, LAYOUT.arenas)
-    check, dropping = ShardStore.__dict__["_check_bytes"], list[threading.Thread]()
+    dropping = list[threading.Thread]()
 
-    def drop_first(*args: Any) -> None:
-        check(store, *args)
+    def made(*args: Any, **options: Any) -> LockGroup:
         thread = threading.Thread(target=store.drop_backup, args=(first,))
         thread.start()
         thread.join(0.2)  # it waits, or would drop the backup from what is replaced next
         dropping.append(thread)
+        return LockGroup(*args, **options)
 
-    monkeypatch.setattr(store, "_check_bytes", drop_first)
+    monkeypatch.setattr(store_module, "LockGroup", made)
     kept = store.add_backup(CONFIG, [second], 1)
     dropping[0].join(5)
     assert store.groups() == [kept]
