@@ -108,8 +108,8 @@ def probe(effect: ProbeServer, calls: ServerCalls) -> ServerProbed:
     """
     silence = ""
     try:
-        request = pb.FenceWorkersRequest(job=effect.job.name)
-        calls.call_all([effect.server], "FenceWorkers", lambda _: request, timeout_s=PROBE_S, retry_for_s=0)
+        request = pb.ResumeCommitsRequest(job=effect.job.name)  # of no cut, so nothing changes
+        calls.call_all([effect.server], "ResumeCommits", lambda _: request, timeout_s=PROBE_S, retry_for_s=0)
     except (errors.Unreachable, errors.DeadlineExceeded, *errors.SHARDS_LOST) as error:
         silence = error.message
     except errors.ShoalError:

@@ -53,6 +53,7 @@ class Backups:
 
         Raises:
             BadFrame: the first frame cannot be read.
+            BadRequest: it is not the hello of a replica.
             ShoalError: why it ended. The other end has received a refusal.
         """
         try:

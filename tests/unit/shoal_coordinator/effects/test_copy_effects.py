@@ -56,6 +56,11 @@ class Copying(Notes):
         return pb.DropCopyReply()
 
     @_rpc.servicer
+    def ResumeCommits(self, request: Any, context: Any) -> Any:
+        self.note("ResumeCommits", request)
+        return pb.ResumeCommitsReply()
+
+    @_rpc.servicer
     def Promote(self, request: Any, context: Any) -> Any:
         self.note("Promote", request)
         return pb.PromoteReply(version=7)
@@ -198,12 +203,12 @@ def test_a_server_without_the_group_has_lost_it(bench: Bench) -> None:
 )
 def test_a_probe_asks_for_the_job(bench: Bench, error: errors.ShoalError | None, answers: bool) -> None:
     if error:
-        bench.notes.fails["FenceWorkers"] = error
+        bench.notes.fails["ResumeCommits"] = error
     outcome = bench.run(ProbeServer(A, bench.server, 3, 17.5, number=11))
     assert isinstance(outcome, ServerProbed)
     assert (outcome.server, outcome.incarnation, outcome.asked_at, outcome.effect) == (bench.server, 3, 17.5, 11)
     assert bool(outcome.silence) is not answers
-    assert bench.notes.of(pb.FenceWorkersRequest) == [pb.FenceWorkersRequest(job="a")]
+    assert bench.notes.of(pb.ResumeCommitsRequest) == [pb.ResumeCommitsRequest(job="a")]
 
 
 def test_a_dead_server_does_not_answer_a_probe(bench: Bench) -> None:
