@@ -128,6 +128,7 @@ def train(rig: Replicas, name: str, seeds: Iterable[int], variables: Mapping[str
     with rig.client(name) as worker:
         for seed in seeds:
             step(worker, seed, variables)
+    rig.remove(name)  # with backup workers, the others would wait for it
 
 
 def test_the_backup_has_the_bits_of_the_primary_and_goes_on_as_the_primary(replicas: Replicas) -> None:
