@@ -519,7 +519,9 @@ class Voyage(RuleBasedStateMachine):
         }
         before = sorted(effect.number for effect in self.rig.pending if effect.number not in abandoned)
         self.rig.crash()
-        assert [effect.number for effect in self.rig.pending] == before
+        # A coordinator that starts does not know of the pauses after copies that failed, and begins others at once.
+        after = [it.number for it in self.rig.pending if not isinstance(it, AddBackup) or it.number in before]
+        assert after == before
 
     @rule(name=names, member=members, count=st.integers(0, 9))
     def report(self, name: str, member: str, count: int) -> None:
