@@ -558,11 +558,12 @@ class Voyage(RuleBasedStateMachine):
                     key = job.ref, generation, group.group
                     assert group.term >= self.terms.get(key, 0), "a term went back"
                     self.terms[key] = group.term
-            lives: set[tuple[JobRef, str, int]] = set()
+            lives: dict[tuple[JobRef, str, int], int] = {}  # with the assignment of each
             for effect in self.rig.performed:
                 if isinstance(effect, CreateShards):  # which know of nobody yet
-                    lives = {life for life in lives if life[0] != effect.job}
+                    lives = {life: assignment for life, assignment in lives.items() if life[0] != effect.job}
                 if isinstance(effect, AdmitWorker):
                     life = effect.job, effect.worker, effect.incarnation
-                    assert life not in lives, "servers refuse a life that was released"
-                    lives.add(life)
+                    # An admission is repeated if another server has become the primary meanwhile.
+                    known = lives.setdefault(life, effect.assignment)
+                    assert known == effect.assignment, "servers refuse a life that was released"
