@@ -7,15 +7,13 @@ from shoal_coordinator.messages.refs import JobRef, ServerRef
 
 
 @dataclass(frozen=True, slots=True)
-class AddBackup:
-    """Copies a lock group to another server. It takes as long as the copy. The outcome is `BackupMade` or
-    `BackupFailed`.
+class _CopyEffect:
+    """A call to one server about a copy of a lock group.
 
     Attributes:
         group: the smallest index of its shards.
         term: number of the decision.
-        server: the primary's server, which is called.
-        backup: the server that gets the copy.
+        server: the server that is called.
     """
 
     job: JobRef
@@ -23,7 +21,6 @@ class AddBackup:
     group: int
     term: int
     server: ServerRef
-    backup: ServerRef
     number: int = field(default=0, kw_only=True)
 
     @property
@@ -33,56 +30,28 @@ class AddBackup:
 
 
 @dataclass(frozen=True, slots=True)
-class DropBackup:
+class AddBackup(_CopyEffect):
+    """Makes the primary copy its group to the server `backup`. The outcome is `BackupMade` or `BackupFailed`."""
+
+    backup: ServerRef
+
+
+@dataclass(frozen=True, slots=True)
+class DropBackup(_CopyEffect):
     """Makes the primary of a lock group continue without a backup. The outcome is `GroupTold`."""
 
-    job: JobRef
-    generation: int
-    group: int
-    term: int
-    server: ServerRef
-    number: int = field(default=0, kw_only=True)
-
-    @property
-    def servers(self) -> tuple[ServerRef, ...]:
-        """The server that is called."""
-        return (self.server,)
-
 
 @dataclass(frozen=True, slots=True)
-class DropCopy:
-    """Frees the copy of a lock group on `server`, which is neither its primary nor its backup any more. Calls that wait
-    there are sent to the primary. Copies of this term or a later one stay. The outcome is `EffectDone`.
+class DropCopy(_CopyEffect):
+    """Frees the copy of a lock group on a server that is neither its primary nor its backup any more.
+
+    Calls that wait there are sent to the primary. Copies of this term or a later one stay. The outcome is `EffectDone`.
     """
 
-    job: JobRef
-    generation: int
-    group: int
-    term: int
-    server: ServerRef
-    number: int = field(default=0, kw_only=True)
-
-    @property
-    def servers(self) -> tuple[ServerRef, ...]:
-        """The server that is called."""
-        return (self.server,)
-
 
 @dataclass(frozen=True, slots=True)
-class Promote:
+class Promote(_CopyEffect):
     """Makes the backup of a lock group, which is on `server`, its primary. The outcome is `GroupTold`."""
-
-    job: JobRef
-    generation: int
-    group: int
-    term: int
-    server: ServerRef
-    number: int = field(default=0, kw_only=True)
-
-    @property
-    def servers(self) -> tuple[ServerRef, ...]:
-        """The server that is called."""
-        return (self.server,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,8 @@ class PrimaryLink:
             if self._backlog + nbytes > _MOST_BACKLOG_BYTES:
                 self.log.wait_for_growth(_BACKLOG_WAIT_S)
             self._backlog += nbytes
-        return number if self._send_gradient(number, payload) else 0
+        with self._sending:
+            return number if self._send_arrays(number, payload) else 0
 
     def add(self, number: int, event: LockGroupEvent, gradient: int) -> None:
         self._added = number
@@ -150,12 +151,8 @@ class PrimaryLink:
         if self._shared:
             self._shared.close()
 
-    def _send_gradient(self, number: int, payload: Payload) -> bool:
-        """Sends the arrays of a push. Returns whether they were sent."""
-        with self._sending:
-            return self._send_arrays(number, payload)
-
     def _send_arrays(self, number: int, payload: Payload) -> bool:
+        """Sends the arrays of a push, with `_sending` held. Returns whether they were sent."""
         if self._shared and payload and (region := self._shared.put(number, payload)):
             pieces = (shared_piece(gradient=number, slab=slab, region=region) for slab in payload)
             return self._attempt(Frame.GRADIENT, pieces)

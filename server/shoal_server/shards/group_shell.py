@@ -15,7 +15,7 @@ from shoal_server.shards.commit_gate import CommitGate
 from shoal_server.shards.input_log import InputLog
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.consistency import mode_for
-from shoal_server.shards.machine.mode import Apply, Fold
+from shoal_server.shards.machine.mode import Apply, Fold, Mode
 from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.machine.state import GroupState
 from shoal_server.shards.pending_copy import PendingCopy
@@ -75,9 +75,7 @@ class GroupShell:
         # reader memory, of the fold queue and of the kernel threads are taken under it, all briefly, and nothing is
         # sent. Kernels run under it without the GIL; a large one waits until the threads that joined it are done.
         self._lock = threading.Lock()
-        mode = mode_for(config.consistency, shares_norms=bool(config.peers))
-        peers = [peer.server for peer in config.peers]
-        self._state = GroupState(config.name, mode, on_admission=on_admission, peers=peers)
+        self._state = GroupState(config.name, self._new_mode(), on_admission=on_admission, peers=self._peers)
         self._norms = norms
         self._cut: PendingCut | None = None  # the cut that waits for the open step to close
         self._closed = False
@@ -248,6 +246,15 @@ class GroupShell:
             )
         if self._unfilled:
             raise errors.NotPlaced(f"the shards of {self.config.name} are being restored; try again later")
+
+    def _new_mode(self) -> Mode:
+        """Returns the mode of a machine that has no state yet."""
+        return mode_for(self.config.consistency, shares_norms=bool(self.config.peers))
+
+    @property
+    def _peers(self) -> list[str]:
+        """Member ids of the other servers of the job, if updates need the norm of the whole gradient."""
+        return [peer.server for peer in self.config.peers]
 
     def _gone(self) -> errors.ShoalError:
         return tickets.refusal(self.config.name, self._failure, moved=self._moved)

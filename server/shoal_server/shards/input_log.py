@@ -268,7 +268,8 @@ class InputLog:
 
     def _end(self, state: CopyState) -> None:
         with self._changed:
-            self._state = state if self._state is not CopyState.CLOSED else CopyState.CLOSED
+            if self._state is not CopyState.CLOSED:
+                self._state = state
             self._gradients.clear()
         self._settle()
         self.sender.close()

@@ -16,7 +16,6 @@ from shoal.v1 import replica_pb2
 from shoal_server.shards.group_shell import GroupShell
 from shoal_server.shards.input_log import CopyState, InputLog
 from shoal_server.shards.machine import events
-from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.state import GroupState
 from shoal_server.shards.pending_copy import CopyStart, PendingCopy
 from shoal_server.shards.stored_shards import Payload
@@ -172,16 +171,14 @@ class ReplicatedGroup(GroupShell):
         Raises:
             BadRequest: the state is not valid.
         """
-        config = self.config
-        mode = mode_for(config.consistency, shares_norms=bool(config.peers))
-        peers = [peer.server for peer in config.peers]
+        name = self.config.name
         with self._lock:
-            self._state = GroupState.restored(message, config.name, mode, payload_of, peers=peers)
+            self._state = GroupState.restored(message, name, self._new_mode(), payload_of, peers=self._peers)
             self._updates.folds.count = message.permits.folded
             self._limit_permits()
             permits = self._state.permits
             if permits.waiting and permits.limits is None:
-                raise errors.BadRequest(f"{config.name}: a copy has pushes that wait, but its pushes need no permit")
+                raise errors.BadRequest(f"{name}: a copy has pushes that wait, but its pushes need no permit")
             self._loaded = True
 
     @property
