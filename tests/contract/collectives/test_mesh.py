@@ -1,12 +1,16 @@
 """Ranks that meet: those that do not come, are not who they say, or belong to another group."""
 
 import threading
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shoal import errors
 from shoal._transport import TokenSecurity
+from shoal._transport.connection import ByteStream
+from shoal._wire import Buffer
 from shoal_distribute.collectives import Group
 from shoal_distribute.collectives.watch import Watch
 from support.ranks import SECURITY, addresses, sockets
@@ -95,3 +99,46 @@ def test_a_rank_of_another_group_is_refused(other: str) -> None:
     assert found.keys() == {0, 1}
     wanted = errors.RanksDisagree if other == "generation" else errors.Unauthenticated
     assert any(isinstance(it, wanted) for it in found.values()), found
+
+
+class SlowStream:
+    """A socket that sends so slowly that a second thread, if there is one, sends at the same time."""
+
+    def __init__(self, connection: ByteStream, clashes: list[str]) -> None:
+        self._connection, self._clashes = connection, clashes
+        self._sending, self._second = threading.Lock(), threading.Event()
+
+    def sendmsg(self, buffers: Iterable[Buffer], /) -> int:
+        if not self._sending.acquire(blocking=False):
+            self._clashes.append(threading.current_thread().name)
+            self._second.set()
+            return self._connection.sendmsg(buffers)
+        try:
+            self._second.wait(0.02)
+            return self._connection.sendmsg(buffers)
+        finally:
+            self._sending.release()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+def test_one_thread_at_a_time_sends_on_a_connection() -> None:
+    """An encrypted connection breaks if two threads use it."""
+    listening, clashes = sockets(2), list[str]()
+    at = addresses(listening)
+
+    class Slow(TokenSecurity):
+        def protect(self, stream: ByteStream, peer: str, *, accepted: bool) -> ByteStream:
+            return SlowStream(stream, clashes) if accepted else stream
+
+    def run(rank: int) -> None:
+        with Group.open(rank, at, security=Slow(b"a token"), listening=listening[rank], share=False) as group:
+            group.barrier()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not clashes

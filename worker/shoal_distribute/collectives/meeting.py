@@ -4,7 +4,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from shoal import _rpc, errors
 from shoal._limits import catalogue
@@ -64,22 +64,27 @@ class _Meeting:
         self.generation, self.rank, self.ranks = generation, rank, len(addresses)
         self.accepted: dict[int, Connection] = {}
         self.watched: dict[int, Connection] = {}
-        self.changed = threading.Condition()
+        self.changed = threading.Condition()  # guards accepted, watched and _welcomed
+        self._welcomed: set[tuple[int, bool]] = set()  # ranks that came, and whether the connection is for the watch
         self.closed = threading.Event()
         self._addresses = addresses
 
     def arrived(self, connection: Connection, generation: int, rank: int, ranks: int, watch: bool) -> None:
-        """Takes the connection of a rank, or refuses it."""
-        taken = self.watched if watch else self.accepted
+        """Takes the connection of a rank, or refuses it.
+
+        It is handed over after its answer has been sent, because other threads use it from then on.
+        """
         with self.changed:
-            refusal = self._refusal(generation, rank, ranks, taken)
+            refusal = self._refusal(generation, rank, ranks, (rank, watch) in self._welcomed)
             if refusal is None:
-                taken[rank] = connection
-                self.changed.notify_all()
+                self._welcomed.add((rank, watch))
         if refusal:
             send_error(connection, refusal)
             raise refusal
         connection.send(RankFrame.RANK)
+        with self.changed:
+            (self.watched if watch else self.accepted)[rank] = connection
+            self.changed.notify_all()
 
     def introduce(self, lane: Connection, *, watch: bool) -> None:
         """Tells another rank who this one is, and what the connection is for.
@@ -115,16 +120,14 @@ class _Meeting:
         others = [*range(self.rank), *range(self.rank + 1, self.ranks)]
         return [it for it in others if it not in self.accepted or (it < self.rank and it not in self.watched)]
 
-    def _refusal(
-        self, generation: int, rank: int, ranks: int, taken: Mapping[int, Connection]
-    ) -> errors.ShoalError | None:
+    def _refusal(self, generation: int, rank: int, ranks: int, twice: bool) -> errors.ShoalError | None:
         if (generation, ranks) != (self.generation, self.ranks):
             return errors.RanksDisagree(
                 f"rank {rank} wants generation {generation} of {ranks} ranks, and rank {self.rank} generation "
                 f"{self.generation} of {self.ranks} ranks",
                 rank=rank,
             )
-        if rank == self.rank or not rank < self.ranks or rank in taken:
+        if rank == self.rank or not rank < self.ranks or twice:
             return errors.RanksDisagree(f"two processes are rank {rank} of {ranks}", rank=rank)
         return None
 
