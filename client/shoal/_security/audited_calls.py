@@ -82,6 +82,7 @@ _BY_SERVICE: dict[str, dict[str, Audited]] = {
         "AddBackup": _FIRST,
         "DropBackup": _ALWAYS,
         "DropCopy": _ALWAYS,
+        "SplitGroup": _ALWAYS,
         "Promote": _ALWAYS,
         "HoldCommits": _ALWAYS,
         "ResumeCommits": _ALWAYS,

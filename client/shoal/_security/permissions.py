@@ -104,6 +104,7 @@ _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
         "AddBackup": _COORDINATOR_ONLY,
         "DropBackup": _COORDINATOR_ONLY,
         "DropCopy": _COORDINATOR_ONLY,
+        "SplitGroup": _COORDINATOR_ONLY,
         "Promote": _COORDINATOR_ONLY,
         "HoldCommits": _COORDINATOR_ONLY,
         "ResumeCommits": _COORDINATOR_ONLY,

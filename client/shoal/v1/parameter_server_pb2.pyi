@@ -979,6 +979,62 @@ class PromoteReply(_message.Message):
 Global___PromoteReply: _TypeAlias = PromoteReply  # noqa: Y015
 
 @_typing.final
+class SplitGroupRequest(_message.Message):
+    """Request of ParameterServer.SplitGroup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    generation: _builtins.int
+    """The generation of the placement."""
+    group: _builtins.int
+    """Names the lock group; see AddBackupRequest. It keeps this name, so the shard with this index stays in it."""
+    term: _builtins.int
+    """The number of the coordinator's decision; see AddBackupRequest. Both groups have it."""
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The shards that leave the group, at least one and not all. The smallest names the new group."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        group: _builtins.int = ...,
+        term: _builtins.int = ...,
+        shards: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "job", b"job", "shards", b"shards", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SplitGroupRequest: _TypeAlias = SplitGroupRequest  # noqa: Y015
+
+@_typing.final
+class SplitGroupReply(_message.Message):
+    """Reply of ParameterServer.SplitGroup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SplitGroupReply: _TypeAlias = SplitGroupReply  # noqa: Y015
+
+@_typing.final
 class SetRateRequest(_message.Message):
     """Request of ParameterServer.SetRate."""
 

@@ -110,6 +110,11 @@ class ParameterServerStub:
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.PromoteRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.PromoteReply.FromString,
                 _registered_method=True)
+        self.SplitGroup = channel.unary_unary(
+                '/shoal.v1.ParameterServer/SplitGroup',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.SplitGroupRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.SplitGroupReply.FromString,
+                _registered_method=True)
         self.SetRate = channel.unary_unary(
                 '/shoal.v1.ParameterServer/SetRate',
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.SetRateRequest.SerializeToString,
@@ -274,6 +279,16 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SplitGroup(self, request, context):
+        """Makes two lock groups of one: some shards leave it and become a group of their own, with the same workers and steps.
+        The group must have no backup. It is split between two steps; if it does not come to such a moment: RESOURCE_EXHAUSTED,
+        OVERLOADED. Calls that wait are refused with ABORTED, MOVED, and so are those that name shards of both groups. If this
+        server is not the primary of the group, or knows a later term: ABORTED, MOVED. A repetition has no effect.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetRate(self, request, context):
         """Sets the learning rate of a job's later updates on this server. A repetition has no effect.
         """
@@ -404,6 +419,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Promote,
                     request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.PromoteRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_parameter__server__pb2.PromoteReply.SerializeToString,
+            ),
+            'SplitGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.SplitGroup,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.SplitGroupRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.SplitGroupReply.SerializeToString,
             ),
             'SetRate': grpc.unary_unary_rpc_method_handler(
                     servicer.SetRate,
@@ -842,6 +862,33 @@ class ParameterServer:
             '/shoal.v1.ParameterServer/Promote',
             shoal_dot_v1_dot_parameter__server__pb2.PromoteRequest.SerializeToString,
             shoal_dot_v1_dot_parameter__server__pb2.PromoteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SplitGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.ParameterServer/SplitGroup',
+            shoal_dot_v1_dot_parameter__server__pb2.SplitGroupRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.SplitGroupReply.FromString,
             options,
             channel_credentials,
             insecure,

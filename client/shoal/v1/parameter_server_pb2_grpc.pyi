@@ -102,6 +102,12 @@ class ParameterServerStub:
     """Makes the backup of a lock group its primary. From now on it refuses the inputs of the old primary. It answers when
     it has carried out all inputs that it has. If it has no complete copy: ABORTED, MOVED. A repetition has no effect.
     """
+    SplitGroup: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SplitGroupRequest, _parameter_server_pb2.SplitGroupReply]
+    """Makes two lock groups of one: some shards leave it and become a group of their own, with the same workers and steps.
+    The group must have no backup. It is split between two steps; if it does not come to such a moment: RESOURCE_EXHAUSTED,
+    OVERLOADED. Calls that wait are refused with ABORTED, MOVED, and so are those that name shards of both groups. If this
+    server is not the primary of the group, or knows a later term: ABORTED, MOVED. A repetition has no effect.
+    """
     SetRate: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SetRateRequest, _parameter_server_pb2.SetRateReply]
     """Sets the learning rate of a job's later updates on this server. A repetition has no effect."""
     HoldCommits: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldCommitsRequest, _parameter_server_pb2.HoldCommitsReply]
@@ -200,6 +206,12 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Promote: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.PromoteRequest, _parameter_server_pb2.PromoteReply]  # type: ignore[assignment]
     """Makes the backup of a lock group its primary. From now on it refuses the inputs of the old primary. It answers when
     it has carried out all inputs that it has. If it has no complete copy: ABORTED, MOVED. A repetition has no effect.
+    """
+    SplitGroup: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SplitGroupRequest, _parameter_server_pb2.SplitGroupReply]  # type: ignore[assignment]
+    """Makes two lock groups of one: some shards leave it and become a group of their own, with the same workers and steps.
+    The group must have no backup. It is split between two steps; if it does not come to such a moment: RESOURCE_EXHAUSTED,
+    OVERLOADED. Calls that wait are refused with ABORTED, MOVED, and so are those that name shards of both groups. If this
+    server is not the primary of the group, or knows a later term: ABORTED, MOVED. A repetition has no effect.
     """
     SetRate: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SetRateRequest, _parameter_server_pb2.SetRateReply]  # type: ignore[assignment]
     """Sets the learning rate of a job's later updates on this server. A repetition has no effect."""
@@ -386,6 +398,18 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_parameter_server_pb2.PromoteReply, _abc.Awaitable[_parameter_server_pb2.PromoteReply]]:
         """Makes the backup of a lock group its primary. From now on it refuses the inputs of the old primary. It answers when
         it has carried out all inputs that it has. If it has no complete copy: ABORTED, MOVED. A repetition has no effect.
+        """
+
+    @_abc_1.abstractmethod
+    def SplitGroup(
+        self,
+        request: _parameter_server_pb2.SplitGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.SplitGroupReply, _abc.Awaitable[_parameter_server_pb2.SplitGroupReply]]:
+        """Makes two lock groups of one: some shards leave it and become a group of their own, with the same workers and steps.
+        The group must have no backup. It is split between two steps; if it does not come to such a moment: RESOURCE_EXHAUSTED,
+        OVERLOADED. Calls that wait are refused with ABORTED, MOVED, and so are those that name shards of both groups. If this
+        server is not the primary of the group, or knows a later term: ABORTED, MOVED. A repetition has no effect.
         """
 
     @_abc_1.abstractmethod

@@ -416,7 +416,7 @@ Global___JobRecord: _TypeAlias = JobRecord  # noqa: Y015
 
 @_typing.final
 class CopiesRecord(_message.Message):
-    """Key "job/NUMBER/copies". Only of jobs with several copies of each shard, while their shards are placed. A failover
+    """Key "job/NUMBER/copies". Only of jobs whose shards are placed, and have several copies or have moved since. A failover
     changes this record instead of PlanRecord, which may have 100,000 variables.
     """
 
@@ -463,6 +463,8 @@ class GroupCopiesRecord(_message.Message):
     GROWING_FIELD_NUMBER: _builtins.int
     NOT_TOLD_FIELD_NUMBER: _builtins.int
     FORMER_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """The smallest index of its shards."""
     term: _builtins.int
@@ -487,6 +489,14 @@ class GroupCopiesRecord(_message.Message):
         there is none.
         """
 
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its shards. Empty: those that it has in PlanRecord.placement."""
+
+    @_builtins.property
+    def leaving(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of its shards that become a group of their own when the primary knows the latest decision."""
+
     def __init__(
         self,
         *,
@@ -497,10 +507,12 @@ class GroupCopiesRecord(_message.Message):
         growing: Global___ServerRecord | None = ...,
         not_told: _builtins.bool = ...,
         former: Global___ServerRecord | None = ...,
+        shards: _abc.Iterable[_builtins.int] | None = ...,
+        leaving: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "former", b"former", "growing", b"growing", "primary", b"primary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "former", b"former", "group", b"group", "growing", b"growing", "not_told", b"not_told", "primary", b"primary", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "former", b"former", "group", b"group", "growing", b"growing", "leaving", b"leaving", "not_told", b"not_told", "primary", b"primary", "shards", b"shards", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1212,6 +1224,7 @@ class EffectRecord(_message.Message):
     PROMOTE_FIELD_NUMBER: _builtins.int
     PROBE_SERVER_FIELD_NUMBER: _builtins.int
     DROP_COPY_FIELD_NUMBER: _builtins.int
+    SPLIT_GROUP_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     submission: _builtins.int
     """The number of the job's submission."""
@@ -1241,6 +1254,8 @@ class EffectRecord(_message.Message):
     def probe_server(self) -> Global___ProbeServerEffect: ...
     @_builtins.property
     def drop_copy(self) -> Global___DropCopyEffect: ...
+    @_builtins.property
+    def split_group(self) -> Global___SplitGroupEffect: ...
     def __init__(
         self,
         *,
@@ -1259,12 +1274,13 @@ class EffectRecord(_message.Message):
         promote: Global___PromoteEffect | None = ...,
         probe_server: Global___ProbeServerEffect | None = ...,
         drop_copy: Global___DropCopyEffect | None = ...,
+        split_group: Global___SplitGroupEffect | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_backup", b"add_backup", "admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_backup", b"drop_backup", "drop_copy", b"drop_copy", "drop_shards", b"drop_shards", "kind", b"kind", "probe_server", b"probe_server", "promote", b"promote", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "set_learning_rate", b"set_learning_rate", "take_cut", b"take_cut"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_backup", b"add_backup", "admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_backup", b"drop_backup", "drop_copy", b"drop_copy", "drop_shards", b"drop_shards", "kind", b"kind", "probe_server", b"probe_server", "promote", b"promote", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "set_learning_rate", b"set_learning_rate", "split_group", b"split_group", "take_cut", b"take_cut"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_backup", b"add_backup", "admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_backup", b"drop_backup", "drop_copy", b"drop_copy", "drop_shards", b"drop_shards", "job", b"job", "kind", b"kind", "probe_server", b"probe_server", "promote", b"promote", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "set_learning_rate", b"set_learning_rate", "submission", b"submission", "take_cut", b"take_cut"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_backup", b"add_backup", "admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_backup", b"drop_backup", "drop_copy", b"drop_copy", "drop_shards", b"drop_shards", "job", b"job", "kind", b"kind", "probe_server", b"probe_server", "promote", b"promote", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "set_learning_rate", b"set_learning_rate", "split_group", b"split_group", "submission", b"submission", "take_cut", b"take_cut"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["create_shards", "admit_worker", "remove_worker", "drop_shards", "take_cut", "commit_checkpoint", "scan_checkpoints", "set_learning_rate", "add_backup", "drop_backup", "promote", "probe_server", "drop_copy"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["create_shards", "admit_worker", "remove_worker", "drop_shards", "take_cut", "commit_checkpoint", "scan_checkpoints", "set_learning_rate", "add_backup", "drop_backup", "promote", "probe_server", "drop_copy", "split_group"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1419,6 +1435,48 @@ class PromoteEffect(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PromoteEffect: _TypeAlias = PromoteEffect  # noqa: Y015
+
+@_typing.final
+class SplitGroupEffect(_message.Message):
+    """Makes two lock groups of one, on their server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """As in AddBackupEffect."""
+    group: _builtins.int
+    """As in AddBackupEffect."""
+    term: _builtins.int
+    """As in AddBackupEffect."""
+    @_builtins.property
+    def server(self) -> Global___ServerRecord:
+        """The server that the effect calls: the primary."""
+
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The shards that leave the group."""
+
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        group: _builtins.int = ...,
+        term: _builtins.int = ...,
+        server: Global___ServerRecord | None = ...,
+        shards: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "server", b"server", "shards", b"shards", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SplitGroupEffect: _TypeAlias = SplitGroupEffect  # noqa: Y015
 
 @_typing.final
 class ProbeServerEffect(_message.Message):
