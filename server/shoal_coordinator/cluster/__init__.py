@@ -23,8 +23,8 @@ from shoal_coordinator.cluster.listing import (
 from shoal_coordinator.cluster.machine import Cluster
 from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import DEAD_KEPT_S
-from shoal_coordinator.cluster.placement import Candidate, EvenPlacement, PlacementPolicy, assign_shards, plan_shards
 from shoal_coordinator.cluster.policy import ClusterPolicy
+from shoal_coordinator.cluster.shards import Candidate, EvenPlacement, PlacementPolicy, assign_shards, plan_shards
 from shoal_coordinator.cluster.snapshot import ClusterCounters, ClusterSnapshot
 
 __all__ = [

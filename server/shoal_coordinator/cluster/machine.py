@@ -14,7 +14,6 @@ from typing import Any
 from shoal import errors
 from shoal._wire import Cursor
 from shoal.status import ClusterStatus, JobStatus, Role
-from shoal_coordinator.cluster.copy_keeper import CopyKeeper
 from shoal_coordinator.cluster.dirty_records import DirtyRecords
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.listing import Listing
@@ -22,9 +21,9 @@ from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import RETURN_S, Membership
 from shoal_coordinator.cluster.outcome_handler import OutcomeHandler
 from shoal_coordinator.cluster.pending_effects import PendingEffects
-from shoal_coordinator.cluster.placement import ShardPlan
 from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.cluster.scheduler import Scheduler
+from shoal_coordinator.cluster.shards import CopyKeeper, ShardPlan
 from shoal_coordinator.cluster.snapshot import ClusterCounters, ClusterSnapshot
 from shoal_coordinator.cluster.user_requests import UserRequests
 from shoal_coordinator.cluster.worker_requests import WorkerRequests

@@ -6,13 +6,11 @@ from typing import Any
 from shoal import errors
 from shoal._wire import Placement
 from shoal.status import SavedCheckpoint
-from shoal_coordinator.cluster.copy_keeper import CopyKeeper
-from shoal_coordinator.cluster.draining import DrainCoordinator
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import Membership
-from shoal_coordinator.cluster.norm_watch import NormWatch
 from shoal_coordinator.cluster.pending_effects import PendingEffects
+from shoal_coordinator.cluster.shards import CopyKeeper, DrainCoordinator, NormWatch
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import Effect, HoldResult, JobRef, SetLearningRate, events
 

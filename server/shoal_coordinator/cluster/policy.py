@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from shoal._limits import catalogue
 from shoal._system import memory_limit
 from shoal_coordinator.cluster.job_limits import JobLimits
-from shoal_coordinator.cluster.placement import EvenPlacement, PlacementPolicy
+from shoal_coordinator.cluster.shards import EvenPlacement, PlacementPolicy
 
 _EVENTS_PART = 8  # part of the memory that all event logs may take: see EVENT_BYTES
 

@@ -13,16 +13,17 @@ from typing import NamedTuple
 from shoal import errors
 from shoal._wire import Placement, with_groups
 from shoal.status import JobState, Role
-from shoal_coordinator.cluster.copy_keeper import CopyKeeper, held_bytes
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import Membership
-from shoal_coordinator.cluster.norm_watch import NormWatch
-from shoal_coordinator.cluster.placement import (
+from shoal_coordinator.cluster.shards import (
     Candidate,
+    CopyKeeper,
+    NormWatch,
     PlacementPolicy,
     ShardPlan,
     candidates_for_one_server,
+    held_bytes,
 )
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import Effect

@@ -13,13 +13,13 @@ from shoal._wire import EvaluationAck, EvaluationClaim, Lease, NoRange, ReportAc
 from shoal._wire.limits import MAX_LEAD
 from shoal.evaluation_policy import reduces_on_plateau
 from shoal.status import JobState, JobStatus, Role
-from shoal_coordinator.cluster.copy_keeper import CopyKeeper
 from shoal_coordinator.cluster.job_limits import JobLimits
 from shoal_coordinator.cluster.job_table import LAST_CHECKPOINT, JobTable
 from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.outcome_handler import OutcomeHandler
 from shoal_coordinator.cluster.scheduler import Scheduler
+from shoal_coordinator.cluster.shards import CopyKeeper
 from shoal_coordinator.job import JobMachine, QuarantineReason
 from shoal_coordinator.messages import DescribeResult, Effect, JoinResult, events
 

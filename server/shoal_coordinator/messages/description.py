@@ -25,7 +25,7 @@ class ProgramDescription:
         samples: samples in one epoch; 0 if it has no data set.
         digest: digest of the variables as a worker sent them (`digest_of`). Equal digests mean equal variables;
             different ones may still describe equal variables. Empty if it is not known.
-        plans: the newest plan of its shards, by what the plan depends on; see `cluster.placement.ShardPlan`.
+        plans: the newest plan of its shards, by what the plan depends on; see `cluster.shards.ShardPlan`.
     """
 
     variables: Mapping[str, Variable]

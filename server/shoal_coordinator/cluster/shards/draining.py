@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from shoal.status import JobState, Role, SavedCheckpoint
-from shoal_coordinator.cluster.copy_keeper import COPIES_AT_A_TIME, CopyKeeper
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.pending_effects import PendingEffects
+from shoal_coordinator.cluster.shards.copy_keeper import COPIES_AT_A_TIME, CopyKeeper
 from shoal_coordinator.job import GroupCopies, JobMachine
 from shoal_coordinator.messages import Effect
 

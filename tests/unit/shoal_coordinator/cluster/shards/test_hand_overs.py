@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from shoal.status import JobState, MemberStatus, Role
 from shoal.variables import Variable
-from shoal_coordinator.cluster.copy_keeper import COPIES_AT_A_TIME
-from shoal_coordinator.cluster.draining import HAND_OVERS_AT_A_TIME
+from shoal_coordinator.cluster.shards.copy_keeper import COPIES_AT_A_TIME
+from shoal_coordinator.cluster.shards.draining import HAND_OVERS_AT_A_TIME
 from shoal_coordinator.job import GroupCopies
 from shoal_coordinator.messages import (
     AddBackup,

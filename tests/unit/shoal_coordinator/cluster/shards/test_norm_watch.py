@@ -7,7 +7,7 @@ from shoal.consistency import Synchronous
 from shoal.job import Job
 from shoal.status import JobState, ServerLoad, UndeliveredNorm
 from shoal.variables import Variable
-from shoal_coordinator.cluster.norm_watch import NORM_TIMEOUT_S, separating
+from shoal_coordinator.cluster.shards.norm_watch import NORM_TIMEOUT_S, separating
 from shoal_coordinator.messages import events
 from support.clusters.cluster_rig import KEEPING, POLICY, Rig
 

@@ -14,7 +14,7 @@ from shoal._wire.placement import Placement, ShardPlacement
 from shoal.partitioners import FixedShards, MaxSize
 from shoal.v1 import tensor_pb2
 from shoal.variables import Variable
-from shoal_coordinator.cluster.placement import (
+from shoal_coordinator.cluster.shards.placement import (
     SMALL_JOB_BYTES,
     Candidate,
     assign_shards,

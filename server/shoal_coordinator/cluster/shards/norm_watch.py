@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from shoal.status import Role, UndeliveredNorm
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Membership
-from shoal_coordinator.cluster.placement import Candidate
+from shoal_coordinator.cluster.shards.placement import Candidate
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import JobRef
 
