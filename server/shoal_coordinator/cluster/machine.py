@@ -23,7 +23,7 @@ from shoal_coordinator.cluster.outcome_handler import OutcomeHandler
 from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.cluster.scheduler import Scheduler
-from shoal_coordinator.cluster.shards import CopyKeeper, ShardPlan
+from shoal_coordinator.cluster.shards import CopyKeeper, Rebalancer, ShardPlan
 from shoal_coordinator.cluster.snapshot import ClusterCounters, ClusterSnapshot
 from shoal_coordinator.cluster.user_requests import UserRequests
 from shoal_coordinator.cluster.worker_requests import WorkerRequests
@@ -81,6 +81,7 @@ class Cluster:
         self._copies = CopyKeeper(
             self._jobs, self._members, pending, emit, schedule, self._declare_lost, self._fail_checkpoint
         )
+        self._rebalancer = Rebalancer(self._jobs, self._members, self._copies)
         self._scheduler = Scheduler(self._members, self._jobs, emit, self._dirty.counts, policy.placement, self._copies)
         patience_s = 2 * max(policy.heartbeat_timeout_s, RETURN_S)
         self._outcomes = OutcomeHandler(self._jobs, self._members, pending, emit, schedule, patience_s, self._copies)
@@ -292,7 +293,7 @@ class Cluster:
         self._expire(now)
         waiting = self._worker_requests.end_hung(now, self._members.heartbeat_interval_s)
         waiting |= self._outcomes.lose_unreachable(self._scheduler.norm_watch, now)
-        waiting |= self._copies.retries or self._outcomes.draining.moves
+        waiting |= self._copies.retries or self._outcomes.draining.moves or self._rebalancer.is_due(now)
         for job in self._jobs.live:
             self._emit(job.checkpoint_when_due(now))
             waiting |= job.end_quarantines(now) or job.unplaced is not None  # perhaps until some time
@@ -360,6 +361,7 @@ class Cluster:
     def _schedule(self, now: float) -> None:
         """Runs the scheduler, and forgets the oldest ended jobs. Repeating it changes nothing."""
         self._outcomes.draining.review(self._jobs.live, now)
+        self._rebalancer.review(now)
         self._scheduler.schedule(now)
         for job in self._jobs.oldest_ended():
             self._forget(job)

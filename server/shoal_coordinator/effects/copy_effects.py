@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import structlog
+
 from shoal import errors
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.effects.server_calls import ServerCalls
@@ -15,10 +17,17 @@ from shoal_coordinator.messages import (
     ProbeServer,
     Promote,
     ServerProbed,
+    SplitGroup,
 )
+
+_log = structlog.get_logger(__name__)
 
 # Seconds between two questions whether a copy is complete: first, doubled each time, up to the maximum.
 FIRST_POLL_S, MAX_POLL_S = 0.02, 0.5
+# Seconds for an attempt to split a group: the server waits for a moment at which it can.
+SPLIT_S = 30.0
+# The longest pause between two attempts to split a group, in seconds.
+MAX_SPLIT_POLL_S = 30.0
 # Seconds in which a copy must get further. The network or the backup's server hangs otherwise.
 STALLED_S = 30.0
 # Seconds in which a server must answer a probe. A server answers at once, whatever else it does.
@@ -88,6 +97,45 @@ def tell(effect: DropBackup | Promote, calls: ServerCalls) -> GroupTold:
     return GroupTold(effect.job, effect.group, effect.term, effect=effect.number)
 
 
+def split(effect: SplitGroup, calls: ServerCalls, wait: Callable[[float], bool]) -> GroupTold:
+    """Makes two lock groups of one, as often as it takes: a busy group may have no moment at which it can be split.
+
+    The decision is never taken back, because an earlier attempt may still be carried out.
+
+    Args:
+        effect: the group, and the shards that leave it.
+        calls: the calls to servers.
+        wait: waits for some seconds; returns True at once if the coordinator stops.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        Moved: the server does not have the group any more.
+        Cancelled: the coordinator stops, or the split is not wanted any more.
+        ShoalError: the server does not answer, or has lost the shards.
+    """
+    request = pb.SplitGroupRequest(
+        job=effect.job.name,
+        generation=effect.generation,
+        group=effect.group,
+        term=effect.term,
+        shards=effect.shards,
+    )
+    poll_s = MAX_POLL_S
+    while True:
+        calls.check_wanted(effect.server)
+        try:
+            calls.call(effect.server, "SplitGroup", request, timeout_s=SPLIT_S)
+        except (errors.Overloaded, errors.DeadlineExceeded, errors.BadRequest) as error:
+            _log.warning("a lock group is not split yet", job=effect.job.name, group=effect.group, reason=error.message)
+        else:
+            return GroupTold(effect.job, effect.group, effect.term, effect=effect.number)
+        if wait(poll_s):
+            raise errors.Cancelled("the coordinator stops")
+        poll_s = min(2 * poll_s, MAX_SPLIT_POLL_S)
+
+
 def drop_copy(effect: DropCopy, calls: ServerCalls) -> None:
     """Makes a server free a copy of a group that it should not have any more.
 
@@ -117,4 +165,4 @@ def probe(effect: ProbeServer, calls: ServerCalls) -> ServerProbed:
     return ServerProbed(effect.server, effect.incarnation, effect.asked_at, silence, effect=effect.number)
 
 
-__all__ = ["FIRST_POLL_S", "MAX_POLL_S", "PROBE_S", "STALLED_S", "add_backup", "drop_copy", "probe", "tell"]
+__all__ = ["FIRST_POLL_S", "MAX_POLL_S", "PROBE_S", "STALLED_S", "add_backup", "drop_copy", "probe", "split", "tell"]

@@ -12,6 +12,7 @@ from shoal_coordinator.messages import (
     ProbeServer,
     RemoveWorker,
     ScanCheckpoints,
+    SplitGroup,
 )
 
 
@@ -24,7 +25,7 @@ def queue_of(effect: Effect) -> tuple[str, str]:
     match effect:
         case ScanCheckpoints() | CommitCheckpoint():
             return effect.job.name, "storage"
-        case AddBackup():
+        case AddBackup() | SplitGroup():
             return effect.job.name, f"copy of {effect.group}"
         case DropCopy():
             return effect.job.name, f"free {effect.group} on {effect.server.member}"

@@ -52,6 +52,7 @@ from shoal_coordinator.messages import (
     ScanCheckpoints,
     ServerRef,
     SetLearningRate,
+    SplitGroup,
     TakeCut,
     events,
     servers_of,
@@ -210,7 +211,7 @@ class EffectRunner:
                 return _Pool.CUT
             case CreateShards() if effect.sources:
                 return _Pool.RESTORE
-            case AddBackup():
+            case AddBackup() | SplitGroup():
                 return _Pool.COPIES
             case ProbeServer():
                 return _Pool.PROBES
@@ -333,6 +334,8 @@ class EffectRunner:
                 return copy_effects.add_backup(effect, calls, self._stopped.wait, time.monotonic)
             case DropBackup() | Promote():
                 return copy_effects.tell(effect, calls)
+            case SplitGroup():
+                return copy_effects.split(effect, calls, self._stopped.wait)
             case DropCopy():
                 copy_effects.drop_copy(effect, calls)
             case ProbeServer():

@@ -18,6 +18,7 @@ from shoal_coordinator.messages import (
     RemoveWorker,
     ScanCheckpoints,
     SetLearningRate,
+    SplitGroup,
     TakeCut,
     servers_of,
 )
@@ -41,6 +42,7 @@ _WHAT: Mapping[type, str] = {
     DropBackup: "server {0.server.member} could not be told to continue without a backup",
     DropCopy: "the copy of its shards on server {0.server.member} could not be freed",
     Promote: "the backup on server {0.server.member} could not become the primary",
+    SplitGroup: "shards on server {0.server.member} could not become a group of their own",
     ProbeServer: "server {0.server.member} could not be asked for an answer",
     ScanCheckpoints: "its checkpoints could not be listed",
     TakeCut: "the cut of checkpoint {0.checkpoint} could not be taken",

@@ -18,6 +18,7 @@ from shoal_coordinator.messages.copies import (
     ProbeServer,
     Promote,
     ServerProbed,
+    SplitGroup,
 )
 from shoal_coordinator.messages.description import ProgramDescription, digest_of
 from shoal_coordinator.messages.effects import (
@@ -92,6 +93,7 @@ __all__ = [
     "ServerProbed",
     "ServerRef",
     "SetLearningRate",
+    "SplitGroup",
     "TakeCheckpointResult",
     "TakeCut",
     "WorkerReported",

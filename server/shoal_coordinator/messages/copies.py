@@ -55,6 +55,17 @@ class Promote(_CopyEffect):
 
 
 @dataclass(frozen=True, slots=True)
+class SplitGroup(_CopyEffect):
+    """Makes two lock groups of one, on the server of both. The outcome is `GroupTold`.
+
+    Attributes:
+        shards: the shards that leave the group.
+    """
+
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeServer:
     """Asks a server for an answer, because a backup does not reach it any more. The outcome is `ServerProbed`.
 
@@ -76,7 +87,7 @@ class ProbeServer:
 
 
 # The decisions about one group. A later one replaces those that are pending.
-GroupEffect = AddBackup | DropBackup | Promote
+GroupEffect = AddBackup | DropBackup | Promote | SplitGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,4 +139,5 @@ __all__ = [
     "ProbeServer",
     "Promote",
     "ServerProbed",
+    "SplitGroup",
 ]

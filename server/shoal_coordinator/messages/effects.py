@@ -12,7 +12,7 @@ from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
 from shoal.optim import PlateauState, Schedule
 from shoal.status import Evaluation
-from shoal_coordinator.messages.copies import AddBackup, DropBackup, DropCopy, ProbeServer, Promote
+from shoal_coordinator.messages.copies import AddBackup, DropBackup, DropCopy, ProbeServer, Promote, SplitGroup
 from shoal_coordinator.messages.events import CutTaken
 from shoal_coordinator.messages.refs import JobRef, ServerRef
 
@@ -138,6 +138,7 @@ Effect = (
     | AddBackup
     | DropBackup
     | DropCopy
+    | SplitGroup
     | Promote
     | ProbeServer
 )

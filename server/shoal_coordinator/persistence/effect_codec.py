@@ -30,6 +30,7 @@ from shoal_coordinator.messages import (
     ScanCheckpoints,
     ServerRef,
     SetLearningRate,
+    SplitGroup,
     TakeCut,
 )
 
@@ -211,7 +212,7 @@ def _commit_checkpoint(job: JobRef, number: int, record: state_pb2.CommitCheckpo
     )
 
 
-def _group_record(kind: Any, effect: AddBackup | DropBackup | DropCopy | Promote) -> Any:
+def _group_record(kind: Any, effect: AddBackup | DropBackup | DropCopy | Promote | SplitGroup) -> Any:
     [server] = _server_records(effect.servers)
     return kind(generation=effect.generation, group=effect.group, term=effect.term, server=server)
 
@@ -240,6 +241,17 @@ def _drop_copy(job: JobRef, number: int, record: state_pb2.DropCopyEffect) -> Dr
 def _promote(job: JobRef, number: int, record: state_pb2.PromoteEffect) -> Promote:
     [server] = _servers([record.server])
     return Promote(job, record.generation, record.group, record.term, server, number=number)
+
+
+def _split_group_record(effect: SplitGroup) -> state_pb2.SplitGroupEffect:
+    record: state_pb2.SplitGroupEffect = _group_record(state_pb2.SplitGroupEffect, effect)
+    record.shards.extend(effect.shards)
+    return record
+
+
+def _split_group(job: JobRef, number: int, record: state_pb2.SplitGroupEffect) -> SplitGroup:
+    [server] = _servers([record.server])
+    return SplitGroup(job, record.generation, record.group, record.term, server, tuple(record.shards), number=number)
 
 
 def _probe_server_record(effect: ProbeServer) -> state_pb2.ProbeServerEffect:
@@ -274,6 +286,7 @@ _CODECS: dict[type[Effect], _Codec[Any, Any]] = {
     DropBackup: _Codec("drop_backup", functools.partial(_group_record, state_pb2.DropBackupEffect), _drop_backup),
     DropCopy: _Codec("drop_copy", functools.partial(_group_record, state_pb2.DropCopyEffect), _drop_copy),
     Promote: _Codec("promote", functools.partial(_group_record, state_pb2.PromoteEffect), _promote),
+    SplitGroup: _Codec("split_group", _split_group_record, _split_group),
     ProbeServer: _Codec("probe_server", _probe_server_record, _probe_server),
 }
 _BY_FIELD = {codec.field: codec for codec in _CODECS.values()}

@@ -14,7 +14,7 @@ from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import JobRef, events
 from shoal_coordinator.metrics import StateCollector, count_events
 from shoal_coordinator.observer import Observer
-from support.clusters.cluster_rig import KEEPING, START, Rig, job, session
+from support.clusters.cluster_rig import FIXED, KEEPING, START, Rig, job, session
 
 EVERY_100_S = CheckpointPolicy(every_s=100.0)
 
@@ -72,7 +72,7 @@ class TestState:
     def test_restarts_are_counted_by_reason_and_stay_counted(self, rig: Rig, shown: Callable[..., Any]) -> None:
         rig.servers("s1")
         assert (shown("restarts_total", reason="lost"), shown("restarts_total", reason="draining")) == (0, 0)
-        rig.submit(job("a", epochs=2))
+        rig.submit(job("a", epochs=2, **FIXED))
         rig.start("a", "w0", "w1")
         rig.drain("s1")
         rig.perform()

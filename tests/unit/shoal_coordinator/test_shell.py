@@ -16,7 +16,8 @@ from shoal.events import StateChanged
 from shoal.job import Job
 from shoal.status import JobState, JobStatus, Role
 from shoal.variables import Variable
-from shoal_coordinator.cluster import ClusterPolicy, placement
+from shoal_coordinator.cluster import ClusterPolicy
+from shoal_coordinator.cluster.shards import placement
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import ProgramDescription, Registration, events
 from shoal_coordinator.observer import Observer

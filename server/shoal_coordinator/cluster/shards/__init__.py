@@ -17,6 +17,7 @@ from shoal_coordinator.cluster.shards.placement import (
     candidates_for_one_server,
     plan_shards,
 )
+from shoal_coordinator.cluster.shards.rebalancer import Rebalancer
 
 __all__ = [
     "Candidate",
@@ -25,6 +26,7 @@ __all__ = [
     "EvenPlacement",
     "NormWatch",
     "PlacementPolicy",
+    "Rebalancer",
     "ShardPlan",
     "assign_shards",
     "candidates_for_one_server",

@@ -73,7 +73,7 @@ class CopyKeeper:
     # Copies that are missing.
 
     def grow(self, now: float) -> None:
-        """Begins to make the backups that jobs lack, on the servers with the fewest bytes."""
+        """Begins to make the copies that jobs lack, or move by, on the servers with the fewest bytes."""
         growable = [(job, group) for job in self._jobs.live for group in job.copies.growable(now)]
         if not growable:
             return
@@ -95,7 +95,7 @@ class CopyKeeper:
     def waiting_for(self, job: JobMachine) -> str:
         """Returns what a job needs to have all its copies; empty if it has them, or if they are being made."""
         missing = job.copies.growable(math.inf)
-        if not missing:
+        if not missing or not job.copies.is_replicated:
             return ""
         has = f"continues with {job.copies.complete} of {job.spec.replicas} copies"
         if not any(self.candidates(it) for it in missing):
@@ -120,7 +120,8 @@ class CopyKeeper:
         self, job: JobMachine, group: GroupCopies, held: Counter[str], busy: Counter[str]
     ) -> ServerRef | None:
         failed, host = job.copies.failed_on(group.group), _host(group.primary.address)
-        free = [it for it in self.candidates(group) if busy[it.id] < COPIES_AT_A_TIME]
+        wanted = job.copies.moves_to(group.group)
+        free = [it for it in self.candidates(group) if busy[it.id] < COPIES_AT_A_TIME and wanted in (None, "", it.id)]
         best = min(
             free,
             key=lambda it: (it.id in failed, _host(it.registration.address) == host, held[it.id], it.id),
@@ -139,20 +140,31 @@ class CopyKeeper:
 
     # Servers that are about to leave, or lost.
 
-    def hand_over(self, job: JobMachine, group: GroupCopies, now: float) -> None:
+    def hand_over(self, job: JobMachine, group: GroupCopies, note: str, now: float) -> None:
         """Makes the complete backup of a group its primary.
 
         Args:
             job: the job, of which no checkpoint may be in progress.
             group: the group.
+            note: what users are told; empty for nothing.
             now: seconds of Unix time.
         """
-        self._emit(job.copies.hand_over(group.group, now))
+        self._emit(job.copies.hand_over(group.group, note, now))
         self._redirect(job, group.primary.member, now)
 
     def release(self, job: JobMachine, group: GroupCopies) -> None:
         """Drops the backup of a group; `grow` makes another one."""
         self._emit(job.copies.release(group.group))
+
+    def may_release(self, group: GroupCopies) -> bool:
+        """Returns whether the backup of a group may be dropped: few groups of its primary lack one at a time."""
+        groups = (it for job in self._jobs.live if job.copies.is_replicated for it in job.copies.groups)
+        lacking = sum(it.primary.member == group.primary.member and not it.backup for it in groups)
+        return group.told and lacking - (not group.backup) < COPIES_AT_A_TIME
+
+    def split(self, job: JobMachine, group: GroupCopies, shards: tuple[int, ...]) -> None:
+        """Makes some shards of a group without a backup a group of their own."""
+        self._emit(job.copies.split(group.group, shards))
 
     def fail_over(self, job: JobMachine, server: Member, now: float) -> bool:
         """Lets a job continue without a server that has copies of it, if every shard there has another copy.

@@ -1,11 +1,11 @@
 """Draining of servers: what their jobs do before the servers leave. Pure.
 
-A job with replicas moves off a draining server while it trains. Each of its lock groups there is handed over to its
-complete backup. If it has none, or one on a draining server, a backup is made elsewhere before. Backups on a draining
-server are made elsewhere, too. Only a few groups move at a time. If a group cannot move, or has not moved in half of
-the time that the server waits, the job continues as one without replicas.
+A job moves off a draining server while it trains. Each of its lock groups there is handed over to its complete backup.
+If it has none, or one on a draining server, a copy is made elsewhere before. Backups on a draining server are made
+elsewhere, too. Only a few groups move at a time.
 
-A job without replicas takes a last checkpoint, and then restarts from it.
+A job of which a group cannot move, or has not moved in half of the time that the server waits, takes a last checkpoint,
+and then restarts from it.
 It restarts on other servers, or on the same servers after they have returned. After the cut of the last checkpoint,
 the servers commit no more pushes. The job restarts when this checkpoint is complete. If an attempt fails, the job
 continues to train, and tries again while the server waits. The server leaves when no job depends on it, or when its
@@ -21,7 +21,7 @@ from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.pending_effects import PendingEffects
-from shoal_coordinator.cluster.shards.copy_keeper import COPIES_AT_A_TIME, CopyKeeper
+from shoal_coordinator.cluster.shards.copy_keeper import CopyKeeper
 from shoal_coordinator.job import GroupCopies, JobMachine
 from shoal_coordinator.messages import Effect
 
@@ -154,7 +154,7 @@ class DrainCoordinator:
         for job in jobs:
             assert not self.of(job) or job.awaits_checkpoint, "a server waits for a job that is not being saved"
 
-    # Jobs with replicas.
+    # Jobs that move.
 
     @property
     def _draining(self) -> list[Member]:
@@ -162,7 +162,7 @@ class DrainCoordinator:
 
     def _moves(self, job: JobMachine, member: Member | None) -> bool:
         """Returns whether a job may move off a draining server."""
-        may_move = bool(job.copies.groups) and job.created and not job.ended
+        may_move = job.copies.may_move and bool(job.copies.groups) and job.created and not job.ended
         return may_move and member is not None and job.ref not in member.stays_with
 
     def _move(self, job: JobMachine, member: Member, now: float) -> None:
@@ -176,10 +176,14 @@ class DrainCoordinator:
         for it in served:
             may_begin = not job.checkpoint_in_progress and self._handed_over(member) < HAND_OVERS_AT_A_TIME
             if it.backup and not self._members.is_draining(it.backup.member) and may_begin:
-                self._copies.hand_over(job, it, now)
+                last = sum(group.primary.member == member.id for group in job.copies.groups) == 1
+                note = f"server {member.id} is about to leave; its shards have moved to other servers"
+                self._copies.hand_over(job, it, note if last else "", now)
+            elif it.second is None:
+                job.copies.move(it.group, "")
         for it in job.copies.groups:
             second = it.second and self._members.is_draining(it.second.member)
-            if second and it in moving and self._targets(job, it, member) and self._may_release(it):
+            if second and it in moving and self._targets(job, it, member) and self._copies.may_release(it):
                 self._copies.release(job, it)
 
     def _has_to_move(self, job: JobMachine, group: GroupCopies, member: Member) -> bool:
@@ -203,12 +207,6 @@ class DrainCoordinator:
         """Returns how many groups a server hands over now."""
         groups = (it for job in self._jobs.live for it in job.copies.groups)
         return sum(bool(it.former and it.former.member == member.id) for it in groups)
-
-    def _may_release(self, group: GroupCopies) -> bool:
-        """Returns whether the backup of a group may be dropped: few groups of its primary lack one at a time."""
-        groups = (it for job in self._jobs.live for it in job.copies.groups)
-        lacking = sum(it.primary.member == group.primary.member and not it.backup for it in groups)
-        return lacking - (not group.backup) < COPIES_AT_A_TIME
 
     # Other jobs.
 

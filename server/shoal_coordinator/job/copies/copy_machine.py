@@ -15,7 +15,7 @@ from shoal_coordinator.job.copies.group_copies import GroupCopies
 from shoal_coordinator.job.counters import JobCounters
 from shoal_coordinator.job.lifecycle import Lifecycle
 from shoal_coordinator.job.submission import Submission
-from shoal_coordinator.messages import AddBackup, DropBackup, DropCopy, Effect, Promote, ServerRef
+from shoal_coordinator.messages import AddBackup, DropBackup, DropCopy, Effect, Promote, ServerRef, SplitGroup
 
 # Seconds from a failed copy of a group to the next: first, doubled each time, up to the maximum. A failure after a
 # longer pause counts as the first one. So does that of a copy which was complete for LASTED_S, and for as long as the
@@ -74,38 +74,57 @@ class CopyMachine:
         counters: JobCounters,
     ) -> None:
         self._ref, self._wanted = submission.ref, submission.spec.replicas
+        self._clips = bool(submission.spec.optimizer.clip_norm)
         self._table, self._lifecycle, self._has_values = table, lifecycle, has_values
         self._counters = counters
         self._attempts: dict[int, _Attempts] = {}
         self.failovers = 0
+        # The groups that have to move: by number, the generation of the placement, and the server's member id; empty if
+        # it may be any. This is not stored: the next coordinator decides again.
+        self._moves: dict[int, tuple[int, str]] = {}
 
     # Current state.
 
     @property
     def groups(self) -> list[GroupCopies]:
-        """The lock groups in order; none if the job has one copy of each shard, or if it is not placed."""
+        """The lock groups in order; none if the job is not placed."""
         return list(self._table.groups.values())
 
     @property
     def complete(self) -> int:
         """The number of complete copies that every shard has; 0 if it has no values on servers, or no replicas."""
-        return 1 + self._table.complete if self._table.groups and self._has_values() else 0
+        replicated = self._wanted > 1 and bool(self._table.groups)
+        return 1 + self._table.complete if replicated and self._has_values() else 0
 
     @property
     def without_backup(self) -> int:
         """The number of groups that have no complete backup although the job wants one."""
-        return sum(it.backup is None for it in self._table.groups.values()) if self._has_values() else 0
+        lacking = sum(it.backup is None for it in self._table.groups.values())
+        return lacking if self._wanted > 1 and self._has_values() else 0
 
     def growable(self, now: float) -> list[GroupCopies]:
-        """Returns the groups that lack a backup, and for which one may be begun now."""
+        """Returns the groups that lack a backup, or have to move, and for which a copy may be begun now."""
         if not self._table.groups or self._lifecycle.ended or not self._has_values():
             return []
-        return [it for it in self.groups if it.may_grow and now >= self._attempts_of(it.group).next_at]
+        return [it for it in self.groups if self._needs_copy(it) and now >= self._attempts_of(it.group).next_at]
 
     @property
     def retries(self) -> bool:
-        """Whether a group lacks a backup, which may be begun later."""
-        return any(it.may_grow for it in self._table.groups.values()) and not self._lifecycle.ended
+        """Whether a group lacks a copy, which may be begun later."""
+        return any(self._needs_copy(it) for it in self._table.groups.values()) and not self._lifecycle.ended
+
+    def _needs_copy(self, group: GroupCopies) -> bool:
+        return group.may_grow and (self._wanted > 1 or self.moves_to(group.group) is not None)
+
+    def moves_to(self, group: int) -> str | None:
+        """Returns the server that a group has to move to, by member id; empty if it may be any. None if it stays."""
+        generation, server = self._moves.get(group, (0, ""))
+        return server if generation == self._generation else None
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether the job wants several copies of each shard."""
+        return self._wanted > 1
 
     def failed_on(self, group: int) -> Mapping[str, float]:
         """Returns the servers on which the latest copies of a group failed, and when they did."""
@@ -121,6 +140,20 @@ class CopyMachine:
     def group_bytes(self) -> Mapping[int, int]:
         """The wire bytes of each group."""
         return self._table.sizes
+
+    def shard_bytes(self, group: GroupCopies) -> Mapping[int, int]:
+        """Returns the wire bytes of each shard of a group."""
+        return self._table.shard_bytes(group)
+
+    @property
+    def may_move(self) -> bool:
+        """Whether groups can move to other servers: squares of norms name the servers of a job."""
+        return not self._clips or len(self._table.groups) == 1
+
+    @property
+    def may_split(self) -> bool:
+        """Whether groups can be split: a group without others measures the norm of its job alone."""
+        return not self._clips
 
     def backup_bytes(self) -> dict[str, int]:
         """Returns the wire bytes of the backups on each server, with those that are made now."""
@@ -178,7 +211,7 @@ class CopyMachine:
         found = self._at(group, term)
         if not found or found.told:
             return []
-        self._table.put(found.known())
+        self._table.put(*found.known())
         return [self.free(group, found.former)] if found.former else []
 
     def free(self, group: int, server: ServerRef) -> DropCopy:
@@ -187,17 +220,42 @@ class CopyMachine:
         assert server.member not in {it.member for it in (found.primary, found.second) if it}
         return DropCopy(self._ref, self._generation, group, found.term, server)
 
-    def hand_over(self, group: int, now: float) -> list[Effect]:
-        """Makes the complete backup of a group its primary, because the primary's server is about to leave."""
-        found = self._table.groups[group]
-        server = found.primary.member
-        self._table.put(found.promoted())
-        if not any(it.primary.member == server for it in self.groups):
-            self._lifecycle.note(f"server {server} is about to leave; its shards have moved to other servers", now)
-        return [Promote(self._ref, self._generation, group, found.term + 1, found.promoted().primary)]
+    def move(self, group: int, server: str) -> None:
+        """Lets a copy of a group be made because it has to move.
+
+        Args:
+            group: number of the group.
+            server: member id of the server; empty if it may be any.
+        """
+        self._moves[group] = self._generation, server
+
+    def stay(self, group: int) -> None:
+        """Ends the wish to move a group. A copy that was begun stays."""
+        self._moves.pop(group, None)
+
+    def hand_over(self, group: int, note: str, now: float) -> list[Effect]:
+        """Makes the complete backup of a group its primary, because the group moves there.
+
+        Args:
+            group: number of the group.
+            note: what users are told; empty for nothing.
+            now: seconds of Unix time.
+        """
+        promoted = self._table.groups[group].promoted()
+        self._table.put(promoted)
+        self.stay(group)
+        if note:
+            self._lifecycle.note(note, now)
+        return [Promote(self._ref, self._generation, group, promoted.term, promoted.primary)]
+
+    def split(self, group: int, leaving: tuple[int, ...]) -> list[Effect]:
+        """Makes some shards of a group, which has no backup, a group of their own on the same server."""
+        found = self._table.groups[group].split(leaving)
+        self._table.put(found)
+        return [SplitGroup(self._ref, self._generation, group, found.term, found.primary, leaving)]
 
     def release(self, group: int) -> list[Effect]:
-        """Drops the backup of a group, because its server is about to leave."""
+        """Drops the backup of a group, because it has to be on another server, or nowhere."""
         return [self._leave_alone(self._table.groups[group])]
 
     def lose(self, server: str, is_usable: Callable[[ServerRef], bool], how: str, now: float) -> list[Effect] | None:
@@ -243,7 +301,6 @@ class CopyMachine:
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         self._table.validate()
-        assert self._wanted > 1 or not self._table.groups
         assert self._has_values() or not any(it.term for it in self.groups), "a copy of shards without values"
 
     def _leave_alone(self, group: GroupCopies) -> DropBackup:

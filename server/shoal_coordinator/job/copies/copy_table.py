@@ -1,6 +1,6 @@
-"""The copies of all lock groups of one job, and the placement that follows from them (no I/O)."""
+"""The lock groups of one job with their copies, and the placement that follows from them (no I/O)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from shoal._wire import Placement, ShardPlacement
@@ -10,23 +10,24 @@ from shoal_coordinator.messages import JobRecordKind, ServerRef, servers_of
 
 
 class CopyTable:
-    """The lock groups of a job's placement. A job with one copy of each shard has none here.
+    """The lock groups of a job's placement.
 
     Args:
         changed: called with the name of a record that has changed.
 
     Attributes:
         planned: the placement as the scheduler planned it; None if the shards are not placed.
-        sizes: the wire bytes of each group.
         groups: the lock groups by number, in order. Only methods of this class change them.
     """
 
     def __init__(self, changed: Callable[[str], None] = lambda _: None) -> None:
         self._changed = changed
         self.planned: Placement | None = None
-        self.sizes: Mapping[int, int] = {}
         self.groups: Mapping[int, GroupCopies] = {}
+        self._replicated = False
+        self._bytes: list[int] = []  # wire bytes of each shard
         self._placement: Placement | None = None  # see `placement`; None if it is not known
+        self._sizes: Mapping[int, int] | None = None  # see `sizes`; None if they are not known
         self._holders: frozenset[ServerRef] = frozenset()
 
     def begin(self, placement: Placement | None, *, replicated: bool) -> None:
@@ -34,38 +35,53 @@ class CopyTable:
 
         Args:
             placement: the new placement; None if the shards are dropped or lost.
-            replicated: whether the job has several copies of each shard.
+            replicated: whether the job wants several copies of each shard.
         """
-        had_groups = bool(self.groups)
+        had_record = self._has_record
         self.planned = self._placement = placement
-        self.groups, self.sizes, self._holders = {}, {}, frozenset(servers_of(placement)) if placement else frozenset()
-        if placement and replicated:
-            by_group = sorted(placement.by_group().items())
+        self._replicated, self._sizes = replicated, None
+        self.groups, self._holders = {}, frozenset(servers_of(placement)) if placement else frozenset()
+        if placement:
+            self._bytes = [shard.layout.nbytes for shard in placement.shards]
             self.groups = {
-                group: GroupCopies(group, ServerRef(shards[0].server, shards[0].address)) for group, shards in by_group
+                group: GroupCopies(group, ServerRef(shards[0].server, shards[0].address), shards=_numbers(shards))
+                for group, shards in sorted(placement.by_group().items())
             }
-            self.sizes = {group: sum(shard.layout.nbytes for shard in shards) for group, shards in by_group}
-        if had_groups or self.groups:
+            if any(shard.group is None for shard in placement.shards):
+                self._placement = None
+        if had_record or self._has_record:
             self._changed(JobRecordKind.COPIES)
 
     def put(self, *groups: GroupCopies) -> None:
-        """Replaces some groups by their next states."""
-        self.groups = {**self.groups, **{it.group: it for it in groups}}
+        """Replaces some groups by their next states, or adds them."""
+        self.groups = dict(sorted({**self.groups, **{it.group: it for it in groups}}.items()))
         self._holders |= {it.second for it in groups if it.second}
-        self._placement = None
+        self._placement = self._sizes = None
         self._changed(JobRecordKind.COPIES)
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """The wire bytes of each group."""
+        if self._sizes is None:
+            self._sizes = {it.group: sum(self.shard_bytes(it).values()) for it in self.groups.values()}
+        return self._sizes
+
+    def shard_bytes(self, group: GroupCopies) -> dict[int, int]:
+        """Returns the wire bytes of each shard of a group."""
+        return {shard: self._bytes[shard] for shard in group.shards}
 
     @property
     def placement(self) -> Placement | None:
         """The planned placement with the present servers, backups and terms; None if the shards are not placed."""
         if self._placement is None and self.planned:  # made when it is read: one event may change many groups
-            placed = (
-                _placed(shard, self.groups[group])
-                for group, shards in self.planned.by_group().items()
-                for shard in shards
-            )
-            self._placement = replace(self.planned, shards=tuple(sorted(placed, key=lambda it: it.layout.shard)))
+            planned = self.planned.shards
+            placed = {it: _placed(planned[it], group) for group in self.groups.values() for it in group.shards}
+            self._placement = replace(self.planned, shards=tuple(placed[it.layout.shard] for it in planned))
         return self._placement
+
+    @property
+    def _has_record(self) -> bool:
+        return bool(self.groups) and (self._replicated or any(it.term for it in self.groups.values()))
 
     @property
     def holders(self) -> tuple[ServerRef, ...]:
@@ -78,8 +94,8 @@ class CopyTable:
         return all(it.backup for it in self.groups.values())
 
     def to_proto(self) -> state_pb2.CopiesRecord | None:
-        """Returns the record; None if there are no groups."""
-        if self.planned is None or not self.groups:
+        """Returns the record; None if it would say nothing that the planned placement does not say."""
+        if self.planned is None or not self._has_record:
             return None
         return state_pb2.CopiesRecord(
             generation=self.planned.generation,
@@ -93,9 +109,10 @@ class CopyTable:
             return
         if self.planned is None or record.generation != self.planned.generation:
             raise ValueError("the record of the copies is not of the job's placement")
-        self.groups = {it.group: GroupCopies.from_proto(it) for it in record.groups}
+        planned = {group: it.shards for group, it in self.groups.items()}
+        self.groups = {it.group: GroupCopies.from_proto(it, planned) for it in record.groups}
         self._holders = frozenset(map(server_of, record.holders))
-        self._placement = None
+        self._placement = self._sizes = None
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
@@ -106,7 +123,12 @@ class CopyTable:
             assert self.placement
             by_group = self.placement.by_group()
             assert by_group.keys() == self.groups.keys()
+            assert all(_numbers(shards) == self.groups[group].shards for group, shards in by_group.items())
             assert all(_placed(it, self.groups[group]) == it for group, shards in by_group.items() for it in shards)
+
+
+def _numbers(shards: Iterable[ShardPlacement]) -> tuple[int, ...]:
+    return tuple(it.layout.shard for it in shards)
 
 
 def _placed(shard: ShardPlacement, group: GroupCopies) -> ShardPlacement:

@@ -1,5 +1,6 @@
 """The copies of one lock group, as the coordinator has decided them (no I/O)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from shoal.v1 import state_pb2
@@ -19,6 +20,8 @@ class GroupCopies:
         told: whether the primary knows that it is the primary, and that it has no backup if it has none.
         former: the server that had a copy before the latest decision, and frees it when the primary knows this
             decision; None if there is none.
+        shards: its shards, in order.
+        leaving: those of its shards that become a group of their own when the primary knows the latest decision.
     """
 
     group: int
@@ -28,15 +31,22 @@ class GroupCopies:
     growing: ServerRef | None = None
     told: bool = True
     former: ServerRef | None = None
+    shards: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()
 
     @property
     def second(self) -> ServerRef | None:
         """The server of the other copy, complete or not; None if there is none."""
         return self.backup or self.growing
 
+    @property
+    def servers(self) -> tuple[ServerRef, ...]:
+        """The servers that have a copy, or had one before a decision that the primary does not know yet."""
+        return tuple(it for it in (self.primary, self.second, self.former) if it)
+
     def has_copy_on(self, server: str) -> bool:
         """Returns whether a server has a copy, or had one before a decision that the primary does not know yet."""
-        return any(it.member == server for it in (self.primary, self.second, self.former) if it)
+        return any(it.member == server for it in self.servers)
 
     @property
     def may_grow(self) -> bool:
@@ -64,9 +74,20 @@ class GroupCopies:
         after = replace(self, term=self.term + 1, primary=self.backup, backup=None, growing=None)
         return replace(after, told=False, former=self.primary)
 
-    def known(self) -> "GroupCopies":
-        """Returns the state after the primary knows the latest decision."""
-        return replace(self, told=True, former=None)
+    def split(self, leaving: tuple[int, ...]) -> "GroupCopies":
+        """Returns the state after the decision that some shards become a group of their own, on the same server."""
+        assert self.may_grow
+        assert leaving
+        assert set(leaving) < set(self.shards) - {self.group}
+        return replace(self, term=self.term + 1, told=False, leaving=leaving)
+
+    def known(self) -> "tuple[GroupCopies, ...]":
+        """Returns the state after the primary knows the latest decision, and that of the new group, if there is one."""
+        stay = tuple(it for it in self.shards if it not in self.leaving)
+        known = replace(self, told=True, former=None, shards=stay, leaving=())
+        if not self.leaving:
+            return (known,)
+        return known, replace(known, group=min(self.leaving), shards=self.leaving)
 
     def to_proto(self) -> state_pb2.GroupCopiesRecord:
         """Returns the record of this group."""
@@ -78,11 +99,18 @@ class GroupCopies:
             growing=server_record(self.growing) if self.growing else None,
             not_told=not self.told,
             former=server_record(self.former) if self.former else None,
+            shards=self.shards,
+            leaving=self.leaving,
         )
 
     @classmethod
-    def from_proto(cls, record: state_pb2.GroupCopiesRecord) -> "GroupCopies":
-        """Returns the group of a record."""
+    def from_proto(cls, record: state_pb2.GroupCopiesRecord, planned: Mapping[int, tuple[int, ...]]) -> "GroupCopies":
+        """Returns the group of a record.
+
+        Args:
+            record: the record.
+            planned: the shards of each group as they were placed. Earlier versions stored no others.
+        """
         return cls(
             record.group,
             server_of(record.primary),
@@ -91,6 +119,8 @@ class GroupCopies:
             server_of(record.growing) if record.HasField("growing") else None,
             told=not record.not_told,
             former=server_of(record.former) if record.HasField("former") else None,
+            shards=tuple(record.shards) or planned[record.group],
+            leaving=tuple(record.leaving),
         )
 
     def validate(self) -> None:
@@ -101,6 +131,9 @@ class GroupCopies:
         assert not (self.told and self.former), "a copy is not freed"
         assert self.former is None or self.former.member != self.primary.member, "the primary is to be freed"
         assert self.term or (self.second is None and self.told)
+        assert self.group == min(self.shards), "a group has not the name of its first shard"
+        assert not self.leaving or not (self.told or self.former), "shards leave a group without a decision"
+        assert set(self.leaving) <= set(self.shards) - {self.group}, "shards leave a group that has them not"
 
 
 def server_record(server: ServerRef) -> state_pb2.ServerRecord:

@@ -9,6 +9,7 @@ from shoal.evaluation_policy import EvaluationPolicy
 from shoal.job import Job
 from shoal.status import JobState, Role
 from shoal_coordinator.cluster.scheduler import Scheduler
+from shoal_coordinator.cluster.shards.rebalancer import SETTLED_S
 from shoal_coordinator.job import QuarantineReason
 from shoal_coordinator.messages import events
 from support.clusters.cluster_rig import KEEPING, Rig, session
@@ -66,6 +67,7 @@ class TestADyingTrainer:
         start(rig, "w0", "w1")
         fail(rig, "w1")
         rig.workers("w1")
+        jump(rig, SETTLED_S)  # then it is known that the job's shards are even
         scheduled: list[float] = []
         schedule = Scheduler.schedule
 
@@ -74,7 +76,7 @@ class TestADyingTrainer:
             schedule(scheduler, now)
 
         monkeypatch.setattr(Scheduler, "schedule", counted)
-        for seconds in (20, 20, 19):
+        for seconds in (20 - SETTLED_S, 20, 19):
             jump(rig, seconds)
         assert not scheduled
         jump(rig, 2)

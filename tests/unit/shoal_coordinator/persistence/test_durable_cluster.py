@@ -40,6 +40,7 @@ from shoal_coordinator.messages import (
 )
 from shoal_coordinator.persistence.cluster_records import ClusterRecords, restored
 from support.clusters.cluster_rig import (
+    FIXED,
     GIVEN,
     HEARTBEAT_TIMEOUT_S,
     KEEPING,
@@ -519,7 +520,7 @@ class TestTheClockGoesBack:
     @pytest.fixture
     def rig(self) -> Rig:
         rig = Rig(KEEPING).servers("s0", "s1").workers("w0", "w1")
-        rig.submit(job(checkpoints=CheckpointPolicy(every_s=60)))
+        rig.submit(job(checkpoints=CheckpointPolicy(every_s=60), **FIXED))
         rig.start("a", "w0", "w1")
         return rig
 
@@ -595,7 +596,7 @@ class TestWithoutItsFolder:
     @pytest.fixture
     def rig(self) -> Rig:
         rig = Rig(KEEPING).servers("s0", "s1").workers("w0", "w1")
-        rig.submit(job(checkpoints=CheckpointPolicy(every_s=0)))
+        rig.submit(job(checkpoints=CheckpointPolicy(every_s=0), **FIXED))
         return rig.start("a", "w0", "w1")
 
     def finish(self, rig: Rig) -> ScanCheckpoints:

@@ -10,7 +10,7 @@ from shoal.events import CheckpointEnded
 from shoal.status import JobState, Role
 from shoal_coordinator.job.recovery import MAX_FAILED_RESTARTS
 from shoal_coordinator.messages import CommitCheckpoint, CreateShards, DropShards, ScanCheckpoints, TakeCut, events
-from support.clusters.cluster_rig import KEEPING, Rig, job, session
+from support.clusters.cluster_rig import FIXED, KEEPING, Rig, job, session
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def rig() -> Rig:
 
 @pytest.fixture
 def running(rig: Rig) -> Rig:
-    rig.submit(job(epochs=2))
+    rig.submit(job(epochs=2, **FIXED))
     rig.start("a", "w0", "w1")
     assert rig.state("a") is JobState.RUNNING
     return rig
@@ -220,7 +220,7 @@ class TestAJobThatCannotBeSaved:
         assert restores(running) == ["continues from a/1, step 3"]
 
     def test_goes_back_at_once_where_nothing_was_trained(self, rig: Rig) -> None:
-        rig.submit(job())
+        rig.submit(job(**FIXED))
         rig.describe("a", "w0")
         assert rig.state("a") is JobState.PLACING
         assert rig.drain("s1") == ()
@@ -231,7 +231,7 @@ class TestAJobThatCannotBeSaved:
 
     def test_is_not_waited_for_in_a_cluster_without_a_folder(self) -> None:
         rig = Rig().servers("s0", "s1").workers("w0", "w1")
-        rig.submit(job())
+        rig.submit(job(**FIXED))
         rig.start("a", "w0", "w1")
         assert rig.drain("s1") == ()
         assert rig.state("a") is JobState.RUNNING, "until the server goes"
@@ -239,7 +239,7 @@ class TestAJobThatCannotBeSaved:
         assert rig.state("a") is JobState.FAILED
 
     def test_of_a_session_is_saved_and_names_the_checkpoint_to_restore(self, rig: Rig) -> None:
-        rig.join(Role.SESSION, "x").submit(session())
+        rig.join(Role.SESSION, "x").submit(session(**FIXED))
         rig.start("s", "x")
         assert rig.drain("s1") == ("s",)
         done = rig.perform()
@@ -251,7 +251,7 @@ class TestAJobThatCannotBeSaved:
         )
 
     def test_of_a_session_names_its_checkpoint_when_the_server_leaves(self, rig: Rig) -> None:
-        rig.join(Role.SESSION, "x").submit(session())
+        rig.join(Role.SESSION, "x").submit(session(**FIXED))
         rig.start("s", "x")
         rig.handle(events.CheckpointRequested("s"))
         rig.perform()
@@ -265,7 +265,7 @@ class TestAJobThatCannotBeSaved:
 class TestASessionThatBegins:
     @pytest.fixture
     def placing(self, rig: Rig) -> Rig:
-        rig.join(Role.SESSION, "x").submit(session())
+        rig.join(Role.SESSION, "x").submit(session(**FIXED))
         rig.describe("s", "x")
         assert rig.state("s") is JobState.PLACING
         return rig
@@ -307,7 +307,7 @@ class TestASessionThatBegins:
 class TestTheServer:
     def test_gets_no_new_shards_while_it_goes(self, rig: Rig) -> None:
         assert rig.drain("s1") == ()
-        rig.submit(job())
+        rig.submit(job(**FIXED))
         rig.start("a", "w0", "w1")
         assert set(homes(rig)) == {"s0"}
 

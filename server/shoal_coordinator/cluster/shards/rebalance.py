@@ -1,0 +1,101 @@
+"""Rebalance: what should move so that the servers of a job have equal shares of its bytes (pure).
+
+Each job is balanced by itself, as when it is placed: the server that moves most of a job's bytes decides how long its
+steps take. One decision moves one lock group from the fullest server to the emptiest one, or splits one before, so the
+sum of the squares of the loads falls with each decision, and no group moves to and fro.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# The bytes of the fullest and of the emptiest server may differ by so much, as a part of the mean. A move that changes
+# less is not worth its copy.
+TOLERANCE = 0.1
+# Bytes that are not worth a move: another server costs each step more calls than it saves.
+SMALLEST_MOVE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLoad:
+    """A lock group: the server that serves it, and the wire bytes of each of its shards."""
+
+    server: str
+    shards: Mapping[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Wire bytes of all its shards."""
+        return sum(self.shards.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The decision that a part of a job moves.
+
+    Attributes:
+        group: number of the lock group.
+        server: member id of the server that it moves to.
+        shards: the shards that become a group of their own, which moves; empty if the whole group does.
+    """
+
+    group: int
+    server: str
+    shards: tuple[int, ...] = ()
+
+
+def rebalance(
+    groups: Mapping[int, GroupLoad],
+    servers: Mapping[str, int],
+    *,
+    splits: bool = True,
+    smallest: int = SMALLEST_MOVE_BYTES,
+) -> Move | None:
+    """Returns what should move next; None if the shares are even, or cannot become more even.
+
+    Args:
+        groups: the lock groups of one job, by number.
+        servers: the servers that may have shards, by member id, with the bytes of other jobs on them. All servers of
+            `groups` are among them.
+        splits: whether a group may be split.
+        smallest: bytes that are not worth a move.
+    """
+    loads = dict.fromkeys(servers, 0)
+    for group in groups.values():
+        loads[group.server] += group.nbytes
+    mean = sum(loads.values()) / len(loads)
+    fullest = max(loads, key=lambda it: (loads[it], it))
+    emptiest = min(loads, key=lambda it: (loads[it], servers[it], it))
+    gap = loads[fullest] - loads[emptiest]
+    least = max(TOLERANCE * mean / 2, smallest)
+    if gap <= max(TOLERANCE * mean, 2 * least):
+        return None
+    wanted = min(loads[fullest] - mean, mean - loads[emptiest])
+
+    def miss(nbytes: int) -> float:
+        return abs(nbytes - wanted)
+
+    there = {number: group for number, group in groups.items() if group.server == fullest}
+    # Less than the gap, so that the two servers come nearer to each other.
+    whole = [number for number, group in there.items() if least <= group.nbytes <= gap - least]
+    best = min(whole, key=lambda it: (miss(there[it].nbytes), it), default=None)
+    if splits and (best is None or miss(there[best].nbytes) > least):
+        parted = min(there, key=lambda it: (-there[it].nbytes, it))
+        part = _part(parted, there[parted].shards, wanted + least)
+        nbytes = sum(there[parted].shards[it] for it in part)
+        improves = best is None or miss(nbytes) + least < miss(there[best].nbytes)
+        if least <= nbytes <= gap - least and improves:
+            return Move(parted, emptiest, part)
+    return None if best is None else Move(best, emptiest)
+
+
+def _part(group: int, shards: Mapping[int, int], most: float) -> tuple[int, ...]:
+    """Returns shards of a group with at most so many bytes, as many as possible, without that which names it."""
+    part, left = [], most
+    for shard in sorted(shards, key=lambda it: (-shards[it], it)):
+        if shard != group and shards[shard] <= left:
+            part.append(shard)
+            left -= shards[shard]
+    return tuple(sorted(part))
+
+
+__all__ = ["SMALLEST_MOVE_BYTES", "TOLERANCE", "GroupLoad", "Move", "rebalance"]

@@ -1,0 +1,145 @@
+"""Rebalancer: moves shards of running jobs to servers that have fewer (no I/O).
+
+`rebalance` decides what should move. A lock group moves as it moves off a server that is about to leave: a copy is made
+on the other server, which then becomes the primary. A part of a group is split off before, and for that the group gives
+up its backup, which is made again afterwards. One move of a job is in progress at a time.
+"""
+
+import math
+from dataclasses import dataclass
+
+from shoal_coordinator.cluster.job_table import JobTable
+from shoal_coordinator.cluster.membership import Membership
+from shoal_coordinator.cluster.shards.copy_keeper import CopyKeeper, held_bytes
+from shoal_coordinator.cluster.shards.rebalance import GroupLoad, Move, rebalance
+from shoal_coordinator.job import GroupCopies, JobMachine
+from shoal_coordinator.messages import JobRef
+
+# Seconds without a change of the servers before shards move: others may come, too, or come back.
+SETTLED_S = 3.0
+# Seconds from a move that has failed to the next one of the same job, and to the next look at a job that is busy.
+PAUSE_S, LOOK_S = 30.0, 1.0
+
+
+@dataclass(slots=True)
+class _Progress:
+    """A move in progress. It is not stored: the next coordinator decides again.
+
+    Attributes:
+        move: the move, of a whole group as soon as the group is there.
+        begun_at: seconds of Unix time.
+    """
+
+    move: Move
+    begun_at: float
+
+
+class Rebalancer:
+    """Keeps the bytes of each job even over the servers.
+
+    Args:
+        jobs: jobs of the cluster.
+        members: members of the cluster.
+        copies: makes and promotes copies.
+    """
+
+    def __init__(self, jobs: JobTable, members: Membership, copies: CopyKeeper) -> None:
+        self._jobs, self._members, self._copies = jobs, members, copies
+        self._moves: dict[JobRef, _Progress] = {}
+        self._to_check: dict[JobRef, float] = {}  # the jobs that may be uneven, with the time of the next look
+        self._servers: frozenset[tuple[str, int]] = frozenset()  # that may have shards, with their incarnations
+        self._settled_at = math.inf  # when their latest change counts; infinity if it has counted
+
+    def is_due(self, now: float) -> bool:
+        """Returns whether `review` has something to do although nothing has happened."""
+        return bool(self._moves) or now >= self._settled_at or any(now >= at for at in self._to_check.values())
+
+    def review(self, now: float) -> None:
+        """Continues the moves as far as possible now, and begins others."""
+        servers = frozenset((it.id, it.incarnation) for it in self._members.not_draining)
+        if servers != self._servers:
+            self._servers, self._settled_at = servers, now + SETTLED_S
+        if now >= self._settled_at:
+            self._settled_at = math.inf
+            self._to_check = {job.ref: now for job in self._jobs.live}
+        for ref in {*self._to_check, *self._moves}:
+            job = self._jobs.find_live(ref)
+            if job is None or not job.copies.may_move or job.all_workers_finished:
+                self._end(ref)
+                self._to_check.pop(ref, None)
+            elif not job.created or self._is_on_draining(job):  # it moves off those servers first
+                self._end(ref)
+                self._to_check[ref] = now + LOOK_S
+            else:
+                if ref not in self._moves and now >= self._to_check[ref]:
+                    self._begin(job, now)
+                if progress := self._moves.get(ref):
+                    self._advance(job, progress, now)
+
+    def _is_on_draining(self, job: JobMachine) -> bool:
+        return any(self._members.is_draining(it.member) for group in job.copies.groups for it in group.servers)
+
+    def _begin(self, job: JobMachine, now: float) -> None:
+        """Decides what moves next, if all copies of a job are where they should be."""
+        groups = job.copies.groups
+        moving = () if job.copies.is_replicated else [Move(it.group, it.second.member) for it in groups if it.second]
+        if moving:  # an earlier coordinator, or a server that was to leave, has begun to move these groups
+            self._moves[job.ref] = _Progress(moving[0], now)
+            return
+        if not all(it.told and not it.growing for it in groups) or self._settled_at < math.inf:
+            self._to_check[job.ref] = now + LOOK_S
+            return
+        loads = {it.group: GroupLoad(it.primary.member, job.copies.shard_bytes(it)) for it in groups}
+        held = held_bytes(self._jobs.values())
+        servers = {member: held[member] for member, _ in self._servers}
+        if move := rebalance(loads, servers, splits=job.copies.may_split):
+            self._moves[job.ref] = _Progress(move, now)
+        else:
+            del self._to_check[job.ref]
+
+    def _advance(self, job: JobMachine, progress: _Progress, now: float) -> None:
+        move = progress.move
+        group = next((it for it in job.copies.groups if it.group == move.group), None)
+        usable = any(member == move.server for member, _ in self._servers)
+        failed = job.copies.failed_on(move.group).get(move.server, -1.0) >= progress.begun_at
+        if group is None or not usable or failed:
+            self._end(job.ref)
+            self._to_check[job.ref] = now + PAUSE_S
+        elif move.shards:
+            self._split(job, group, progress, now)
+        elif group.primary.member == move.server:
+            if group.told:
+                self._end(job.ref)
+                self._to_check[job.ref] = now
+        elif group.backup and group.backup.member == move.server:
+            if not job.checkpoint_in_progress:
+                note = f"lock group {move.group} moves to server {move.server}, so that all servers have their share"
+                self._copies.hand_over(job, group, note, now)
+        elif group.second is None:
+            job.copies.move(move.group, move.server)
+        elif group.second.member != move.server:
+            self._release(job, group)
+
+    def _split(self, job: JobMachine, group: GroupCopies, progress: _Progress, now: float) -> None:
+        """Splits a group. Its new part then moves."""
+        move = progress.move
+        if group.second:
+            self._release(job, group)
+        elif group.told and not job.checkpoint_in_progress and set(move.shards) < set(group.shards):
+            self._copies.split(job, group, move.shards)
+        elif group.told and min(move.shards) in {it.group for it in job.copies.groups}:
+            progress.move = Move(min(move.shards), move.server)
+            self._advance(job, progress, now)
+
+    def _release(self, job: JobMachine, group: GroupCopies) -> None:
+        """Gives up the backup of a group, which is made again after the move."""
+        if self._copies.may_release(group):
+            self._copies.release(job, group)
+
+    def _end(self, ref: JobRef) -> None:
+        progress, job = self._moves.pop(ref, None), self._jobs.find_live(ref)
+        if progress and job:
+            job.copies.stay(progress.move.group)
+
+
+__all__ = ["PAUSE_S", "SETTLED_S", "Rebalancer"]
