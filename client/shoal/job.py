@@ -86,7 +86,7 @@ class Job:
         step_timeout_s: if no worker takes a step for this many seconds, the workers that the others wait for are
             restarted. 0 lets Shoal choose.
         shards: number of shards of the variables. 0 lets Shoal choose: one, on one server, if the variables take at
-            most 4 MiB and none has a partitioner. Otherwise one to four per server: more for larger variables.
+            most 4 MiB and none has a partitioner. Otherwise one to 16 per server: more for larger variables.
         replicas: copies of each shard, on different servers: 1 or 2. With 2, a server may be lost, and the job goes on
             with every update that was acknowledged.
         min_replicas: copies with which the job may begin, 1 to `replicas`; the others follow when servers join. 0 means
@@ -234,7 +234,7 @@ class Job:
             Number(0, UINT32),
             Option(
                 "Number of shards of the variables. 0 lets Shoal choose: one shard if the variables have at most 4 "
-                "MiB and no partitioner, otherwise one to four shards per server (more for larger variables)."
+                "MiB and no partitioner, otherwise one to 16 shards per server (more for larger variables)."
             ),
             json=JsonField(label=None),
         ),

@@ -81,7 +81,7 @@ class Cluster:
         self._copies = CopyKeeper(
             self._jobs, self._members, pending, emit, schedule, self._declare_lost, self._fail_checkpoint
         )
-        self._rebalancer = Rebalancer(self._jobs, self._members, self._copies)
+        self._rebalancer = Rebalancer(self._jobs, self._members, self._copies, policy.smallest_move_bytes)
         self._scheduler = Scheduler(self._members, self._jobs, emit, self._dirty.counts, policy.placement, self._copies)
         patience_s = 2 * max(policy.heartbeat_timeout_s, RETURN_S)
         self._outcomes = OutcomeHandler(self._jobs, self._members, pending, emit, schedule, patience_s, self._copies)

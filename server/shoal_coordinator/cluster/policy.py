@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from shoal._limits import catalogue
 from shoal._system import memory_limit
 from shoal_coordinator.cluster.job_limits import JobLimits
-from shoal_coordinator.cluster.shards import EvenPlacement, PlacementPolicy
+from shoal_coordinator.cluster.shards import SMALLEST_MOVE_BYTES, EvenPlacement, PlacementPolicy
 
 _EVENTS_PART = 8  # part of the memory that all event logs may take: see EVENT_BYTES
 
@@ -25,6 +25,7 @@ class ClusterPolicy:
         jobs: the limits of jobs.
         holder_members: limit of the live members whose tokens or certificates have the same name.
         event_bytes: limit EVENT_BYTES of the events of all jobs.
+        smallest_move_bytes: bytes of a job's values that are not worth a move to another server.
     """
 
     heartbeat_timeout_s: float = 5.0
@@ -36,3 +37,4 @@ class ClusterPolicy:
     jobs: JobLimits = field(default_factory=JobLimits)
     holder_members: int = catalogue.HOLDER_MEMBERS.default
     event_bytes: int = field(default_factory=lambda: memory_limit() // _EVENTS_PART)
+    smallest_move_bytes: int = SMALLEST_MOVE_BYTES

@@ -43,6 +43,7 @@ from shoal_coordinator.messages import (
     RestoredCheckpoint,
     ScanCheckpoints,
     ServerProbed,
+    SplitGroup,
     TakeCut,
     events,
 )
@@ -87,7 +88,7 @@ def only(effects: Sequence[Effect], kind: type[E]) -> E:
     return effect
 
 
-def done_of(effect: AddBackup | DropBackup | Promote | ProbeServer, failure: str = "") -> Any:
+def done_of(effect: AddBackup | DropBackup | Promote | ProbeServer | SplitGroup, failure: str = "") -> Any:
     """Returns the outcome of an effect about copies, which has failed if a reason is given."""
     match effect:
         case AddBackup() if failure:
@@ -250,27 +251,31 @@ class Rig:
         """Performs pending effects, and those that follow, up to the first of a kind. Returns the performed effects."""
         done = []
         while self.pending and not isinstance(self.pending[0], until):
-            effect = self.pending.pop(0)
-            done.append(effect)
-            if isinstance(effect, CreateShards):
-                self.create(effect)
-            elif isinstance(effect, ScanCheckpoints):
-                self.handle(events.CheckpointsScanned(effect.job, self.largest(effect.job.name), effect=effect.number))
-            elif isinstance(effect, TakeCut):
-                self.cut(effect, step)
-            elif isinstance(effect, CommitCheckpoint):
-                self.commit_checkpoint(effect)
-            elif isinstance(effect, AddBackup | DropBackup | Promote | ProbeServer):
-                self.handle(done_of(effect))
-            elif isinstance(effect, AdmitWorker):
-                self.handle(events.WorkerAdmitted(effect.job, effect.assignment, step, effect=effect.number))
-            else:
-                if isinstance(effect, RemoveWorker) and effect.committed_steps is None:
-                    with suppress(errors.Cancelled):  # a failover has replaced the effect
-                        self.handle(events.WorkerFenced(effect.number, step))
-                self.handle(events.EffectDone(effect=effect.number))
-        self.performed += done
+            done.append(self.perform_first(step))
         return done
+
+    def perform_first(self, step: int = 0) -> Effect:
+        """Performs the first pending effect, and returns it."""
+        effect = self.pending.pop(0)
+        self.performed.append(effect)
+        if isinstance(effect, CreateShards):
+            self.create(effect)
+        elif isinstance(effect, ScanCheckpoints):
+            self.handle(events.CheckpointsScanned(effect.job, self.largest(effect.job.name), effect=effect.number))
+        elif isinstance(effect, TakeCut):
+            self.cut(effect, step)
+        elif isinstance(effect, CommitCheckpoint):
+            self.commit_checkpoint(effect)
+        elif isinstance(effect, AddBackup | DropBackup | Promote | ProbeServer | SplitGroup):
+            self.handle(done_of(effect))
+        elif isinstance(effect, AdmitWorker):
+            self.handle(events.WorkerAdmitted(effect.job, effect.assignment, step, effect=effect.number))
+        else:
+            if isinstance(effect, RemoveWorker) and effect.committed_steps is None:
+                with suppress(errors.Cancelled):  # a failover has replaced the effect
+                    self.handle(events.WorkerFenced(effect.number, step))
+            self.handle(events.EffectDone(effect=effect.number))
+        return effect
 
     def create(self, effect: Any) -> None:
         restored = None
@@ -356,7 +361,7 @@ class Voyage(RuleBasedStateMachine):
     """Random members and jobs come and go, and effects are performed late. The machine must keep its invariants."""
 
     new_rig = Rig
-    policy = POLICY
+    policy = replace(POLICY, smallest_move_bytes=1)
     names = st.sampled_from(["a", "b", "c"])
     members = st.sampled_from(["s0", "s1", "s2", "w0", "w1", "w2", "x", "y"])
 

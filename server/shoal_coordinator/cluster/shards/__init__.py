@@ -17,9 +17,11 @@ from shoal_coordinator.cluster.shards.placement import (
     candidates_for_one_server,
     plan_shards,
 )
+from shoal_coordinator.cluster.shards.rebalance import SMALLEST_MOVE_BYTES
 from shoal_coordinator.cluster.shards.rebalancer import Rebalancer
 
 __all__ = [
+    "SMALLEST_MOVE_BYTES",
     "Candidate",
     "CopyKeeper",
     "DrainCoordinator",

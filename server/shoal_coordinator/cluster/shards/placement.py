@@ -23,7 +23,7 @@ from shoal.variables import Variable
 from shoal_coordinator.messages import ProgramDescription
 
 # Several shards for each server, so that shards can move when servers join or leave.
-_SHARDS_PER_SERVER = 4
+_SHARDS_PER_SERVER = 16
 # A smaller shard is not worth moving.
 _SMALLEST_SHARD_BYTES = 1 << 20
 # A job with at most so many bytes of variables gets one shard, so one server, unless it asks for more. Its push is then
@@ -92,7 +92,7 @@ class _Piece:
 
 
 def default_shards(servers: int, variables: Iterable[Variable]) -> int:
-    """Returns the default number of shards: one to four for each server, more for larger variables.
+    """Returns the default number of shards: one to 16 for each server, more for larger variables.
 
     A job whose variables take at most SMALL_JOB_BYTES in all, none with a partitioner, gets a single shard.
     """

@@ -48,7 +48,7 @@ def rebalance(
     servers: Mapping[str, int],
     *,
     splits: bool = True,
-    smallest: int = SMALLEST_MOVE_BYTES,
+    smallest_bytes: int = SMALLEST_MOVE_BYTES,
 ) -> Move | None:
     """Returns what should move next; None if the shares are even, or cannot become more even.
 
@@ -57,7 +57,7 @@ def rebalance(
         servers: the servers that may have shards, by member id, with the bytes of other jobs on them. All servers of
             `groups` are among them.
         splits: whether a group may be split.
-        smallest: bytes that are not worth a move.
+        smallest_bytes: bytes that are not worth a move.
     """
     loads = dict.fromkeys(servers, 0)
     for group in groups.values():
@@ -66,7 +66,7 @@ def rebalance(
     fullest = max(loads, key=lambda it: (loads[it], it))
     emptiest = min(loads, key=lambda it: (loads[it], servers[it], it))
     gap = loads[fullest] - loads[emptiest]
-    least = max(TOLERANCE * mean / 2, smallest)
+    least = max(TOLERANCE * mean / 2, smallest_bytes)
     if gap <= max(TOLERANCE * mean, 2 * least):
         return None
     wanted = min(loads[fullest] - mean, mean - loads[emptiest])

@@ -41,10 +41,11 @@ class Rebalancer:
         jobs: jobs of the cluster.
         members: members of the cluster.
         copies: makes and promotes copies.
+        smallest_bytes: bytes of a job that are not worth a move.
     """
 
-    def __init__(self, jobs: JobTable, members: Membership, copies: CopyKeeper) -> None:
-        self._jobs, self._members, self._copies = jobs, members, copies
+    def __init__(self, jobs: JobTable, members: Membership, copies: CopyKeeper, smallest_bytes: int) -> None:
+        self._jobs, self._members, self._copies, self._smallest_bytes = jobs, members, copies, smallest_bytes
         self._moves: dict[JobRef, _Progress] = {}
         self._to_check: dict[JobRef, float] = {}  # the jobs that may be uneven, with the time of the next look
         self._servers: frozenset[tuple[str, int]] = frozenset()  # that may have shards, with their incarnations
@@ -92,7 +93,8 @@ class Rebalancer:
         loads = {it.group: GroupLoad(it.primary.member, job.copies.shard_bytes(it)) for it in groups}
         held = held_bytes(self._jobs.values())
         servers = {member: held[member] for member, _ in self._servers}
-        if move := rebalance(loads, servers, splits=job.copies.may_split):
+        move = rebalance(loads, servers, splits=job.copies.may_split, smallest_bytes=self._smallest_bytes)
+        if move:
             self._moves[job.ref] = _Progress(move, now)
         else:
             del self._to_check[job.ref]

@@ -78,7 +78,7 @@ class GroupCopies:
         """Returns the state after the decision that some shards become a group of their own, on the same server."""
         assert self.may_grow
         assert leaving
-        assert set(leaving) < set(self.shards) - {self.group}
+        assert set(leaving) <= set(self.shards) - {self.group}
         return replace(self, term=self.term + 1, told=False, leaving=leaving)
 
     def known(self) -> "tuple[GroupCopies, ...]":

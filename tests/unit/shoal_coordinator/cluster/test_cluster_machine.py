@@ -934,7 +934,7 @@ TestVoyage.settings = settings(max_examples=draws(12), stateful_step_count=40, d
 class VoyageWithCheckpoints(Voyage):
     """The same where jobs are saved, and go back when they lose their shards."""
 
-    policy = KEEPING
+    policy = replace(KEEPING, smallest_move_bytes=1)
 
 
 TestVoyageWithCheckpoints = VoyageWithCheckpoints.TestCase

@@ -189,7 +189,7 @@ def test_resnet50_is_even_on_three_servers() -> None:
     assert len(job) == 161
     assert sum(math.prod(variable.shape) for variable in job.values()) == 25_557_032
     layouts = plan_shards(job, default_shards(3, job.values()))
-    assert len(layouts) == 12
+    assert len(layouts) == 48
     servers = [Candidate(f"server-{i}", f"host-{i}:1", 0) for i in range(3)]
     placement = Placement("resnet", 1, job, assign_shards(layouts, servers))
     even = 4 * 25_557_032 / 3

@@ -1,0 +1,111 @@
+"""What should move so that the servers of a job have equal shares."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_coordinator.cluster.shards.rebalance import TOLERANCE, GroupLoad, Move, rebalance
+
+MB = 1 << 20
+
+
+def groups(**loads: dict[int, int]) -> dict[int, GroupLoad]:
+    """Returns a lock group for each server, with the megabytes of its shards."""
+    sizes = {server: {shard: MB * size for shard, size in shards.items()} for server, shards in loads.items()}
+    return {min(shards): GroupLoad(server, shards) for server, shards in sizes.items()}
+
+
+def servers(*names: str) -> dict[str, int]:
+    return dict.fromkeys(names, 0)
+
+
+def after(found: dict[int, GroupLoad], move: Move) -> dict[int, GroupLoad]:
+    """Returns the groups after a move."""
+    if not move.shards:
+        return found | {move.group: GroupLoad(move.server, found[move.group].shards)}
+    stay = {it: size for it, size in found[move.group].shards.items() if it not in move.shards}
+    gone = {it: found[move.group].shards[it] for it in move.shards}
+    stays = GroupLoad(found[move.group].server, stay)
+    return found | {move.group: stays, min(move.shards): GroupLoad(move.server, gone)}
+
+
+def loads_of(found: dict[int, GroupLoad], names: dict[str, int]) -> dict[str, int]:
+    return {name: sum(it.nbytes for it in found.values() if it.server == name) for name in names}
+
+
+def evened(found: dict[int, GroupLoad], names: dict[str, int]) -> tuple[dict[int, GroupLoad], int]:
+    """Returns the groups after all moves, and the number of moves."""
+    moves = 0
+    while move := rebalance(found, names):
+        moved = after(found, move)
+        before = loads_of(found, names)
+        assert sum(it**2 for it in loads_of(moved, names).values()) < sum(it**2 for it in before.values())
+        found, moves = moved, moves + 1
+    return found, moves
+
+
+def test_even_shares_stay() -> None:
+    assert rebalance(groups(a={0: 8, 1: 8}, b={2: 8, 3: 8}), servers("a", "b")) is None
+
+
+def test_a_difference_within_the_tolerance_stays() -> None:
+    assert rebalance(groups(a={0: 51, 1: 2}, b={2: 50}), servers("a", "b")) is None
+
+
+def test_a_new_server_gets_its_share_of_each() -> None:
+    found = groups(a=dict.fromkeys(range(16), 2), b=dict.fromkeys(range(16, 32), 2))
+    found, moves = evened(found, names := servers("a", "b", "c"))
+    loads = loads_of(found, names)
+    assert moves == 2
+    assert max(loads.values()) - min(loads.values()) <= 2 * TOLERANCE * sum(loads.values()) / 3
+
+
+def test_a_server_that_is_back_gets_the_groups_that_it_had() -> None:
+    both = groups(a={0: 8, 1: 8}, b={2: 8, 3: 8})
+    on_one = {number: GroupLoad("a", group.shards) for number, group in both.items()}
+    move = rebalance(on_one, servers("a", "b"))
+    assert move
+    assert not move.shards
+    assert rebalance(after(on_one, move), servers("a", "b")) is None
+
+
+def test_the_shard_that_names_a_group_stays_in_it() -> None:
+    move = rebalance(groups(a={0: 30, 1: 10, 2: 10, 3: 10}), servers("a", "b"))
+    assert move == Move(0, "b", (1, 2, 3))
+
+
+def test_a_group_is_not_split_if_that_is_not_allowed() -> None:
+    assert rebalance(groups(a={0: 8, 1: 8}), servers("a", "b"), splits=False) is None
+
+
+def test_a_group_of_one_shard_stays() -> None:
+    assert rebalance(groups(a={0: 800}), servers("a", "b")) is None
+
+
+def test_what_is_small_stays() -> None:
+    found = {0: GroupLoad("a", dict.fromkeys(range(16), 10_000))}
+    assert rebalance(found, servers("a", "b")) is None
+    assert rebalance(found, servers("a", "b"), smallest_bytes=1)
+
+
+def test_the_server_with_fewer_bytes_of_other_jobs_is_taken_first() -> None:
+    move = rebalance(groups(a={0: 8, 1: 8, 2: 8}), {"a": 0, "b": 5, "c": 4})
+    assert move
+    assert move.server == "c"
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=16), min_size=1, max_size=4),
+    st.integers(0, 3),
+)
+def test_moves_come_to_an_end_and_leave_nothing_that_one_shard_could_mend(sizes: list[list[int]], more: int) -> None:
+    found, shard = dict[int, GroupLoad](), 0
+    for number, of_server in enumerate(sizes):
+        shards = {shard + place: MB * size for place, size in enumerate(of_server)}
+        found[shard] = GroupLoad(f"s{number}", shards)
+        shard += len(of_server)
+    names = servers(*(f"s{it}" for it in range(len(sizes) + more)))
+    before = {shard: size for group in found.values() for shard, size in group.shards.items()}
+    found, moves = evened(found, names)
+    assert moves <= 4 * shard
+    assert {shard: size for group in found.values() for shard, size in group.shards.items()} == before
+    assert all(number == min(group.shards) for number, group in found.items())
