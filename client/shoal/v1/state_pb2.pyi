@@ -464,7 +464,7 @@ class GroupCopiesRecord(_message.Message):
     NOT_TOLD_FIELD_NUMBER: _builtins.int
     FORMER_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
-    LEAVING_FIELD_NUMBER: _builtins.int
+    SPLIT_OFF_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """The smallest index of its shards."""
     term: _builtins.int
@@ -494,7 +494,7 @@ class GroupCopiesRecord(_message.Message):
         """Its shards. Empty: those that it has in PlanRecord.placement."""
 
     @_builtins.property
-    def leaving(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def split_off(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Those of its shards that become a group of their own when the primary knows the latest decision."""
 
     def __init__(
@@ -508,11 +508,11 @@ class GroupCopiesRecord(_message.Message):
         not_told: _builtins.bool = ...,
         former: Global___ServerRecord | None = ...,
         shards: _abc.Iterable[_builtins.int] | None = ...,
-        leaving: _abc.Iterable[_builtins.int] | None = ...,
+        split_off: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "former", b"former", "growing", b"growing", "primary", b"primary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "former", b"former", "group", b"group", "growing", b"growing", "leaving", b"leaving", "not_told", b"not_told", "primary", b"primary", "shards", b"shards", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "former", b"former", "group", b"group", "growing", b"growing", "not_told", b"not_told", "primary", b"primary", "shards", b"shards", "split_off", b"split_off", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

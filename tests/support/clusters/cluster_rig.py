@@ -88,8 +88,9 @@ def only(effects: Sequence[Effect], kind: type[E]) -> E:
     return effect
 
 
-def done_of(effect: AddBackup | DropBackup | Promote | ProbeServer | SplitGroup, failure: str = "") -> Any:
+def done_of(effect: Effect, failure: str = "") -> Any:
     """Returns the outcome of an effect about copies, which has failed if a reason is given."""
+    assert isinstance(effect, AddBackup | DropBackup | Promote | ProbeServer | SplitGroup)
     match effect:
         case AddBackup() if failure:
             return BackupFailed(effect.job, effect.group, effect.term, failure, effect=effect.number)

@@ -1,4 +1,4 @@
-"""Where the shards of jobs are: their placement, their copies, and their moves from server to server. Pure.
+"""Placement of the shards of jobs, their copies, and their moves from server to server. Pure.
 
 `placement` plans where the shards of a job begin, and `rebalance` which of them should move when servers come. `copies`
 of lock groups are made by `CopyKeeper`, which also decides about failovers. `Rebalancer` moves shards to servers that

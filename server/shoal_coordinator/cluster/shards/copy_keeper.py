@@ -163,7 +163,13 @@ class CopyKeeper:
         return group.told and lacking - (not group.backup) < COPIES_AT_A_TIME
 
     def split(self, job: JobMachine, group: GroupCopies, shards: tuple[int, ...]) -> None:
-        """Makes some shards of a group without a backup a group of their own."""
+        """Makes some shards of a group a group of their own.
+
+        Args:
+            job: the job.
+            group: the group, which has no backup.
+            shards: the shards.
+        """
         self._emit(job.copies.split(group.group, shards))
 
     def fail_over(self, job: JobMachine, server: Member, now: float) -> bool:

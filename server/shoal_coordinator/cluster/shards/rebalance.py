@@ -1,8 +1,8 @@
-"""Rebalance: what should move so that the servers of a job have equal shares of its bytes (pure).
+"""Rebalancing: what should move so that the servers of a job have equal shares of its bytes (pure).
 
 Each job is balanced by itself, as when it is placed: the server that moves most of a job's bytes decides how long its
 steps take. One decision moves one lock group from the fullest server to the emptiest one, or splits one before, so the
-sum of the squares of the loads falls with each decision, and no group moves to and fro.
+sum of the squares of the loads falls with each decision, and no group moves back and forth.
 """
 
 from collections.abc import Mapping

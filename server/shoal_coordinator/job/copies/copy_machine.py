@@ -240,6 +240,9 @@ class CopyMachine:
             group: number of the group.
             note: what users are told; empty for nothing.
             now: seconds of Unix time.
+
+        Returns:
+            The effects.
         """
         promoted = self._table.groups[group].promoted()
         self._table.put(promoted)
@@ -248,11 +251,11 @@ class CopyMachine:
             self._lifecycle.note(note, now)
         return [Promote(self._ref, self._generation, group, promoted.term, promoted.primary)]
 
-    def split(self, group: int, leaving: tuple[int, ...]) -> list[Effect]:
+    def split(self, group: int, split_off: tuple[int, ...]) -> list[Effect]:
         """Makes some shards of a group, which has no backup, a group of their own on the same server."""
-        found = self._table.groups[group].split(leaving)
+        found = self._table.groups[group].split(split_off)
         self._table.put(found)
-        return [SplitGroup(self._ref, self._generation, group, found.term, found.primary, leaving)]
+        return [SplitGroup(self._ref, self._generation, group, found.term, found.primary, split_off)]
 
     def release(self, group: int) -> list[Effect]:
         """Drops the backup of a group, because it has to be on another server, or nowhere."""

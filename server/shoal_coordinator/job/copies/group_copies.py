@@ -21,7 +21,7 @@ class GroupCopies:
         former: the server that had a copy before the latest decision, and frees it when the primary knows this
             decision; None if there is none.
         shards: its shards, in order.
-        leaving: those of its shards that become a group of their own when the primary knows the latest decision.
+        split_off: those of its shards that become a group of their own when the primary knows the latest decision.
     """
 
     group: int
@@ -32,7 +32,7 @@ class GroupCopies:
     told: bool = True
     former: ServerRef | None = None
     shards: tuple[int, ...] = ()
-    leaving: tuple[int, ...] = ()
+    split_off: tuple[int, ...] = ()
 
     @property
     def second(self) -> ServerRef | None:
@@ -74,20 +74,20 @@ class GroupCopies:
         after = replace(self, term=self.term + 1, primary=self.backup, backup=None, growing=None)
         return replace(after, told=False, former=self.primary)
 
-    def split(self, leaving: tuple[int, ...]) -> "GroupCopies":
+    def split(self, split_off: tuple[int, ...]) -> "GroupCopies":
         """Returns the state after the decision that some shards become a group of their own, on the same server."""
         assert self.may_grow
-        assert leaving
-        assert set(leaving) <= set(self.shards) - {self.group}
-        return replace(self, term=self.term + 1, told=False, leaving=leaving)
+        assert split_off
+        assert set(split_off) <= set(self.shards) - {self.group}
+        return replace(self, term=self.term + 1, told=False, split_off=split_off)
 
     def known(self) -> "tuple[GroupCopies, ...]":
         """Returns the state after the primary knows the latest decision, and that of the new group, if there is one."""
-        stay = tuple(it for it in self.shards if it not in self.leaving)
-        known = replace(self, told=True, former=None, shards=stay, leaving=())
-        if not self.leaving:
+        stay = tuple(it for it in self.shards if it not in self.split_off)
+        known = replace(self, told=True, former=None, shards=stay, split_off=())
+        if not self.split_off:
             return (known,)
-        return known, replace(known, group=min(self.leaving), shards=self.leaving)
+        return known, replace(known, group=min(self.split_off), shards=self.split_off)
 
     def to_proto(self) -> state_pb2.GroupCopiesRecord:
         """Returns the record of this group."""
@@ -100,7 +100,7 @@ class GroupCopies:
             not_told=not self.told,
             former=server_record(self.former) if self.former else None,
             shards=self.shards,
-            leaving=self.leaving,
+            split_off=self.split_off,
         )
 
     @classmethod
@@ -120,7 +120,7 @@ class GroupCopies:
             told=not record.not_told,
             former=server_of(record.former) if record.HasField("former") else None,
             shards=tuple(record.shards) or planned[record.group],
-            leaving=tuple(record.leaving),
+            split_off=tuple(record.split_off),
         )
 
     def validate(self) -> None:
@@ -132,8 +132,8 @@ class GroupCopies:
         assert self.former is None or self.former.member != self.primary.member, "the primary is to be freed"
         assert self.term or (self.second is None and self.told)
         assert self.group == min(self.shards), "a group has not the name of its first shard"
-        assert not self.leaving or not (self.told or self.former), "shards leave a group without a decision"
-        assert set(self.leaving) <= set(self.shards) - {self.group}, "shards leave a group that has them not"
+        assert not self.split_off or not (self.told or self.former), "shards leave a group without a decision"
+        assert set(self.split_off) <= set(self.shards) - {self.group}, "shards leave a group that has them not"
 
 
 def server_record(server: ServerRef) -> state_pb2.ServerRecord:

@@ -1,4 +1,4 @@
-"""What should move so that the servers of a job have equal shares."""
+"""Decisions about what moves, so that the servers of a job have equal shares."""
 
 from hypothesis import given
 from hypothesis import strategies as st
