@@ -259,11 +259,18 @@ class LocalCluster:
         Raises:
             StartFailed: the worker did not start.
         """
-        number = max((process.index for process in self.processes if process.role == "worker"), default=-1) + 1
-        process = self._launch("worker", number)
-        with wait_notice(f"the start of {process.name}", lambda: ""):
-            process.wait_ready(self._start_timeout_s)
-        return process
+        return self._add("worker")
+
+    def add_server(self) -> RoleProcess:
+        """Starts one more server. It gets its share of the shards of running jobs after a few seconds.
+
+        Returns:
+            The process. After `send_signal(signal.SIGTERM)` the server moves its shards to others and leaves.
+
+        Raises:
+            StartFailed: the server did not start.
+        """
+        return self._add("server")
 
     def __enter__(self) -> "LocalCluster":
         self.start()
@@ -273,6 +280,13 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _add(self, role: str) -> RoleProcess:
+        number = max((process.index for process in self.processes if process.role == role), default=-1) + 1
+        process = self._launch(role, number)
+        with wait_notice(f"the start of {process.name}", lambda: ""):
+            process.wait_ready(self._start_timeout_s)
+        return process
 
     def _forks(self) -> ForkServer:
         """Returns the fork server, which is started if it does not run yet, or not any more."""

@@ -27,7 +27,7 @@ def plane(name: str, **settings: Any) -> shoal.Job:
         "support.programs.recovery:Plane",
         name=name,
         settings={"size": 256, **settings},
-        optimizer=optim.Adam(0.01),
+        optimizer=optim.Adam(0.01, clip_norm=1e6),  # servers that exchange norms keep their shards, so it is saved
         batch_size=8,
         epochs=4,
         seed=5,
@@ -118,18 +118,23 @@ def test_server_that_cannot_save_its_jobs_waits_for_grace_period_or_second_signa
 
 
 def test_session_is_saved_and_continues_when_opened_again(small_cluster: shoal.LocalCluster) -> None:
-    spec: dict[str, Any] = {"variables": {"w": np.zeros(4, np.float32)}, "optimizer": optim.SGD(1.0)}
+    spec: dict[str, Any] = {
+        "variables": {name: np.zeros(4, np.float32) for name in "wv"},
+        "optimizer": optim.SGD(1.0, clip_norm=1e6),  # as above
+        "consistency": shoal.Synchronous(),
+        "shards": 2,
+    }
     taken = 0
     ended: list[RoleProcess] = []
 
     def train_forever(client: shoal.Client) -> None:
         nonlocal taken
         with client.session("s", **spec) as session:
-            [home] = homes(client, "s")
-            [server] = [process for process in small_cluster.processes if process.name == home]
+            server = small_cluster.process("server", 1)
+            assert server.name in homes(client, "s")
             ended.append(server)
             while True:
-                session.push({"w": np.ones(4, np.float32)})
+                session.push({name: np.ones(4, np.float32) for name in "wv"})
                 taken += 1
                 if taken == 3:
                     server.send_signal(signal.SIGTERM)
@@ -143,3 +148,20 @@ def test_session_is_saved_and_continues_when_opened_again(small_cluster: shoal.L
         small_cluster.restart("server", server.index)
         with client.session("s", **spec, restore="s/1") as session:
             np.testing.assert_array_equal(session.pull()["w"], np.full(4, -taken, np.float32))
+
+
+def test_session_moves_with_its_server(small_cluster: shoal.LocalCluster) -> None:
+    with (
+        small_cluster.client() as client,
+        client.session("m", variables={"w": np.zeros(4, np.float32)}, optimizer=optim.SGD(1.0)) as session,
+    ):
+        [home] = homes(client, "m")
+        [server] = [process for process in small_cluster.processes if process.name == home]
+        server.send_signal(signal.SIGTERM)
+        taken = 0
+        while server.returncode is None or taken < 20:
+            session.push({"w": np.ones(4, np.float32)})
+            taken += 1
+        assert server.returncode == 0
+        assert homes(client, "m") != [home]
+        np.testing.assert_array_equal(session.pull()["w"], np.full(4, -taken, np.float32))

@@ -48,6 +48,7 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
     "partition": ["tests/chaos/test_partitions.py"],
     "clock_step": ["tests/chaos/test_clock_steps.py"],
     "rolling_restart": ["tests/chaos/test_rolling_restart.py"],
+    "scale_out_in": ["tests/chaos/test_scaling.py"],
     "rank_kill": [f"{_RANKS}::test_a_killed_rank"],
     "rank_stop": [f"{_RANKS}::test_a_stopped_rank"],
     "elastic_kill": [f"{_ELASTIC}::test_survivors_go_on_without_a_killed_process"],
