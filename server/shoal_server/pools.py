@@ -5,9 +5,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-# Threads for the kinds of calls that only the coordinator makes: workers enter and leave, shards are created, and
-# copies change. The store creates the shards of one call at a time.
-_OF_THE_COORDINATOR = {"workers": 8, "creation": 1, "copies": 4}
+# Threads for the kinds of calls that only the coordinator makes: workers enter and leave, shards are created, copies
+# change, and lock groups are split. The store creates the shards of one call at a time.
+_OF_THE_COORDINATOR = {"workers": 8, "creation": 1, "copies": 4, "splits": 2}
 
 
 class CallPool(ThreadPoolExecutor):

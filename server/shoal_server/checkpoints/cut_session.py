@@ -9,7 +9,7 @@ from shoal._wire import Cursor, storage_dtype
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.checkpoints.interruptible import InterruptibleStorage
 from shoal_server.checkpoints.writer import CheckpointWriter, load
-from shoal_server.shards import MAX_PAUSE_S, Cut, JobShardConfig, ShardStore, WorkerProgress
+from shoal_server.shards import MAX_PAUSE_S, Cut, JobShardConfig, LockGroup, ShardStore, WorkerProgress
 
 _MAX_WITHIN_S = 10.0
 
@@ -31,11 +31,16 @@ def hold(store: ShardStore, writer: CheckpointWriter, request: pb.HoldCommitsReq
         Overloaded: running commits did not end in time.
     """
     writer.storage  # noqa: B018 - fails early if there is no storage: `save` would fail while training waits
-    progress: dict[str, WorkerProgress] = {}
-    for group in store.groups_of(request.job, request.generation):
-        group.commit_gate.hold(request.cut)
-        for worker, it in group.progress().items():
-            progress[worker] = progress[worker].joined(it) if worker in progress else it
+
+    def hold_all(groups: Iterable[LockGroup]) -> dict[str, WorkerProgress]:
+        progress: dict[str, WorkerProgress] = {}
+        for group in groups:
+            group.commit_gate.hold(request.cut)
+            for worker, it in group.progress().items():
+                progress[worker] = progress[worker].joined(it) if worker in progress else it
+        return progress
+
+    progress = store.on_groups(request.job, hold_all, request.generation)
     return pb.HoldCommitsReply(
         workers=[
             pb.WorkerProgress(worker=worker, incarnation=it.incarnation, committed=it.committed, finished=it.finished)

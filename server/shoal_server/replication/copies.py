@@ -41,8 +41,9 @@ class Copies:
             link = self._by_group.get(key)
             if link and link.log.term > request.term:
                 raise errors.Moved(f"{request.job}: there is a later decision about lock group {request.group}")
-            if link and (link.log.term, link.log.server) != (request.term, request.backup.server):
-                link = None  # of an earlier decision
+            decision = request.term, request.backup.server
+            if link and ((link.log.term, link.log.server) != decision or link.group is not group):
+                link = None  # of an earlier decision, or of a group that was split
             made = None
             if link is None:
                 made = self._by_group[key] = link = PrimaryLink(group, request, identity, self._on_broken)

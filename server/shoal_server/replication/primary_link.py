@@ -53,6 +53,7 @@ class PrimaryLink:
         on_broken: called on any thread when the connection of a complete copy has broken.
 
     Attributes:
+        group: as given.
         log: the log of the group.
         failure: why the copy has failed; None if it has not.
         copied_bytes: bytes of values and slots that were sent.
@@ -65,7 +66,7 @@ class PrimaryLink:
         identity: CallingServer,
         on_broken: Callable[[], object] = bool,
     ) -> None:
-        self._group, self._request, self._identity, self._on_broken = group, request, identity, on_broken
+        self.group, self._request, self._identity, self._on_broken = group, request, identity, on_broken
         self.log = InputLog(group.config.name, request.term, request.backup.server, self)
         self.failure: errors.ShoalError | None = None
         self.copied_bytes = 0
@@ -182,7 +183,7 @@ class PrimaryLink:
                 with self._sending:  # inputs that come meanwhile follow the state
                     inputs = self._open(replica_pb2.ReplicaHello.INPUTS)
                     copies = self._open(replica_pb2.ReplicaHello.COPIES)
-                    start = self._group.begin_copy(self.log)
+                    start = self.group.begin_copy(self.log)
                     undo.callback(start.end)
                     self._writable.register(inputs, select.POLLOUT)
                     self._inputs = inputs
@@ -210,7 +211,7 @@ class PrimaryLink:
             incarnation=identity.incarnation,
         )
         if direction == replica_pb2.ReplicaHello.INPUTS:
-            hello.config.CopyFrom(self._group.config.to_proto(shard.layout for shard in self._group.shards))
+            hello.config.CopyFrom(self.group.config.to_proto(shard.layout for shard in self.group.shards))
             hello.kernels = compilation.processor()
         with ExitStack() as undo:
             calls = GrpcCalls(request.backup.address, identity.credentials)
@@ -232,7 +233,7 @@ class PrimaryLink:
         if self._closed:
             lane.close()
         lane.send(Frame.REPLICA, [hello.SerializeToString()])
-        kind = lane.begin(within_s=transfer_s(self._group.nbytes))
+        kind = lane.begin(within_s=transfer_s(self.group.nbytes))
         if kind is Frame.ERROR:
             raise received_error(lane)
         lane.payload()
@@ -242,7 +243,7 @@ class PrimaryLink:
 
     def _memory_for(self, offer: pb.AttachReply) -> SharedGradients | None:
         """Returns memory for gradients if the backup's server is on this host, and gradients are large."""
-        layout = RegionLayout(self._group.slab_values)
+        layout = RegionLayout(self.group.slab_values)
         if offer.host != host_id() or layout.nbytes < SHARED_FROM_BYTES:
             return None
         try:

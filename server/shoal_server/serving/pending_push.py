@@ -55,7 +55,7 @@ class PendingPush:
 
     def _open(self) -> AnswerPush | None:
         header, shards = self.header, self.shards
-        shards.check_whole("push")
+        shards.check_whole("push", self.group.term)
         permit = header.weight > 0 and self.group.needs_permits
         if not permit and (known := self.group.answer_to(self.stamp)):  # a repeated push: its payload is not read
             return known

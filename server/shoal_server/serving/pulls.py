@@ -53,7 +53,7 @@ class PendingPull:
         self._all.add(self)
         try:
             if stamp.worker:
-                self.shards.check_whole("pull")
+                self.shards.check_whole("pull", self.group.term)
             self.group.pull(self, stamp, ahead)
         except errors.ShoalError as error:
             self.refuse(error)

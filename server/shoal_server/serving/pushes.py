@@ -78,7 +78,7 @@ def commit(store: ShardStore, request: pb.CommitRequest) -> tuple[Selection, Ans
     """
     group = store.group(request.stamp.job, request.stamp.generation, request.shards)
     shards = group.select(request.shards)
-    shards.check_whole("commit")
+    shards.check_whole("commit", group.term)
     with _tracing.server_span("Commit", request.stamp), group.commit_gate.passing():
         return shards, group.commit(stamp_of(request.stamp))
 

@@ -23,7 +23,8 @@ MAX_WORKERS = catalogue.CALL_WORKERS.default
 
 # The calls that have threads of their own, by kind, so that no other call delays them. A cut can wait for norms. The
 # allocation of shards takes seconds, and calls that let workers in and out must not wait for it: a job whose calls are
-# not answered restarts. These wait for a lost backup until DropBackup has arrived, so that must not wait for them.
+# not answered restarts. These wait for a lost backup until DropBackup has arrived, so that must not wait for them. A
+# split waits for the end of a step.
 _THREADS = {
     "ShareNorm": "norm",
     "CreateShards": "creation",
@@ -34,6 +35,7 @@ _THREADS = {
     "DropBackup": "copies",
     "DropCopy": "copies",
     "Promote": "copies",
+    "SplitGroup": "splits",
 }
 
 W = TypeVar("W", pb.WorkerAdmission, pb.WorkerFence, pb.WorkerRelease)
@@ -50,8 +52,8 @@ class ParameterServerServicer:
         writer: writes checkpoints; None means that this server has no checkpoint storage.
         service: receives the norms of other servers, and has the backups.
         copies: the backups of this server's groups on other servers.
-        threads: answer the kinds of calls `norm`, `creation`, `workers` and `copies`. A kind without threads of its own
-            uses those of all other calls.
+        threads: answer the kinds of calls `norm`, `creation`, `workers`, `copies` and `splits`. A kind without threads
+            of its own uses those of all other calls.
     """
 
     def __init__(
@@ -100,16 +102,18 @@ class ParameterServerServicer:
     @_rpc.servicer
     def AdmitWorkers(self, request: pb.AdmitWorkersRequest, context: grpc.ServicerContext) -> pb.AdmitWorkersReply:
         _check_awaited(request.job, context)
-        groups = self._store.groups_of(request.job)
-        return pb.AdmitWorkersReply(results=[_admitted(groups, worker) for worker in _bounded(request.workers)])
+        workers = _bounded(request.workers)
+        results = self._store.on_groups(request.job, lambda groups: [_admitted(groups, worker) for worker in workers])
+        return pb.AdmitWorkersReply(results=results)
 
     @_rpc.servicer
     def FenceWorkers(self, request: pb.FenceWorkersRequest, context: grpc.ServicerContext) -> pb.FenceWorkersReply:
         _check_awaited(request.job, context)
-        groups = self._store.groups_of(request.job)
-        committed = [
-            max(group.fence(it.worker, it.incarnation) for group in groups) for it in _bounded(request.workers)
-        ]
+        workers = _bounded(request.workers)
+        committed = self._store.on_groups(
+            request.job,
+            lambda groups: [max(group.fence(it.worker, it.incarnation) for group in groups) for it in workers],
+        )
         return pb.FenceWorkersReply(committed_steps=committed)
 
     @_rpc.servicer
@@ -117,10 +121,14 @@ class ParameterServerServicer:
         self, request: pb.ReleaseWorkersRequest, context: grpc.ServicerContext
     ) -> pb.ReleaseWorkersReply:
         _check_awaited(request.job, context)
-        groups = self._store.groups_of(request.job)
-        for it in _bounded(request.workers):
-            for group in groups:
-                group.release(it.worker, it.incarnation, it.committed_steps)
+        workers = _bounded(request.workers)
+
+        def release_all(groups: Sequence[LockGroup]) -> None:
+            for it in workers:
+                for group in groups:
+                    group.release(it.worker, it.incarnation, it.committed_steps)
+
+        self._store.on_groups(request.job, release_all)
         return pb.ReleaseWorkersReply()
 
     @_rpc.servicer
@@ -147,10 +155,20 @@ class ParameterServerServicer:
         return pb.PromoteReply(version=self._service.backups.promote(request))
 
     @_rpc.servicer
+    def SplitGroup(self, request: pb.SplitGroupRequest, context: grpc.ServicerContext) -> pb.SplitGroupReply:
+        _check_awaited(request.job, context)
+        self._store.split(request.job, request.generation, request.group, request.shards, request.term)
+        return pb.SplitGroupReply()
+
+    @_rpc.servicer
     def SetRate(self, request: pb.SetRateRequest, context: grpc.ServicerContext) -> pb.SetRateReply:
         learning_rate = optim.Schedule.from_proto(request.learning_rate)
-        for group in self._store.groups_of(request.job):
-            group.set_learning_rate(learning_rate)
+
+        def set_all(groups: Sequence[LockGroup]) -> None:
+            for group in groups:
+                group.set_learning_rate(learning_rate)
+
+        self._store.on_groups(request.job, set_all)
         return pb.SetRateReply()
 
     @_rpc.servicer

@@ -67,6 +67,12 @@ class CommitGate:
                 self._cut = 0
                 self._changed.notify_all()
 
+    @property
+    def is_held(self) -> bool:
+        """Whether a cut holds back commits now."""
+        with self._changed:
+            return self._held_s > 0
+
     def close(self) -> None:
         """Opens the gate permanently. The shards behind it are closed and refuse commits themselves."""
         with self._changed:

@@ -20,6 +20,7 @@ from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.machine.state import GroupState
 from shoal_server.shards.pending_copy import PendingCopy
 from shoal_server.shards.pending_cut import PendingCut
+from shoal_server.shards.pending_split import PendingSplit
 from shoal_server.shards.reader_memory import ReaderMemory
 from shoal_server.shards.selection import Selections
 from shoal_server.shards.shard import JobShardConfig
@@ -86,11 +87,12 @@ class GroupShell:
         self._stored = StoredShards(config, layouts, self._counting, fills=follows is None)
         self._selections = Selections(config)
         self._limit_permits()
-        # Set while there is a backup, or one gets a copy. Guarded by _lock, like the next two.
+        # Set while there is a backup, or one gets a copy. Guarded by _lock, like the rest.
         self._log: InputLog | None = None
         self._copy: PendingCopy | None = None  # the copy that waits for a moment at which it can begin
+        self._split: PendingSplit | None = None  # the split that waits for such a moment
         self.follows, self.term = follows is not None, follows or 0
-        self._moved = False  # other servers have the copies now
+        self._moved = False  # other servers or lock groups have the shards now
 
     @property
     def closed(self) -> bool:
@@ -108,6 +110,8 @@ class GroupShell:
                 self._cut.refuse(self._gone())
             if self._copy:
                 self._copy.refuse(self._gone())
+            if self._split:
+                self._split.refuse(self._gone())
         if self._norms:
             self._norms.close()
         if log:
@@ -158,8 +162,7 @@ class GroupShell:
                 self._fail(cause)  # the state machine counts the update as applied
             if self._log and self._state.version // HASHED_VERSIONS != before // HASHED_VERSIONS:
                 self._log.add_hash(self._stored.values_hash)
-            if self._copy:
-                self._try_copy(self._copy)
+            self._try_pending()
             log = self._log
             number = log.number if log else 0
         if self._failure:
@@ -198,6 +201,13 @@ class GroupShell:
     def _refuse(self, effects: Iterable[events.LockGroupEffect]) -> None:
         tickets.refuse_all(tickets.answered_by(effects), self._gone(), self.config.name)
 
+    def _try_pending(self) -> None:
+        """Begins the copy or makes the split that waits, if that can be done now. Called with the lock held."""
+        if self._copy:
+            self._try_copy(self._copy)
+        if self._split:
+            self._try_split(self._split)
+
     def _try_copy(self, copy: PendingCopy) -> None:
         """Begins a copy if it can begin now. A failure ends only the copy. Called with the lock held."""
         try:
@@ -206,6 +216,17 @@ class GroupShell:
         except Exception as error:
             self._copy = None
             copy.refuse(errors.InternalError(f"the copy could not begin: {type(error).__name__}: {error}"))
+
+    def _try_split(self, split: PendingSplit) -> None:
+        """Splits the group if that can be done now. It refuses all calls then. Called with the lock held.
+
+        The open step must have no contribution, because running sums are not split. And no cut may have begun, because
+        its second call would find other groups.
+        """
+        if self._state.is_copyable and not (self._cut or self._unfilled or self._closed or self.commit_gate.is_held):
+            self._split = None
+            if split.attempt():
+                self._closed = self._moved = True
 
     def _take_cut(self, cut: PendingCut, effects: Iterable[events.LockGroupEffect]) -> None:
         """Takes the snapshots of a cut if it is answered. Called with the lock held."""

@@ -18,17 +18,17 @@ from shoal_server.shards.machine.norm_exchange import check_squares, pushed_squa
 from shoal_server.shards.pending_cut import NORM_WAIT_S, PendingCut
 from shoal_server.shards.reader_memory import ValueReader
 from shoal_server.shards.reading import Reading
-from shoal_server.shards.replicated_group import ReplicatedGroup
 from shoal_server.shards.selection import Selection
 from shoal_server.shards.shard import Arena, Shard, Stamp
 from shoal_server.shards.snapshot import Cut
+from shoal_server.shards.splittable_group import SplittableGroup
 from shoal_server.shards.stored_shards import Payload, StoredShards
 from shoal_server.shards.tickets import PullTicket, PushTicket
 
 _NOBODY = ValueReader()
 
 
-class LockGroup(ReplicatedGroup):
+class LockGroup(SplittableGroup):
     """A job's shards on one server.
 
     Args and attributes: see `GroupShell`.
@@ -74,7 +74,7 @@ class LockGroup(ReplicatedGroup):
 
         Raises:
             BadRequest: no shard is named, or one is named twice.
-            UnknownShard: this server does not host them.
+            UnknownShard, Moved: this server does not host them, or not all.
         """
         return self._selections.find(self._stored, indices)
 
@@ -90,6 +90,8 @@ class LockGroup(ReplicatedGroup):
             return
         stored = StoredShards(self.config, fresh, self._counting, self._stored)
         with self._lock:
+            if self._closed:  # split meanwhile
+                raise self._gone()
             self._check_no_backup()
             if self._state.begun:
                 raise errors.BadRequest(

@@ -69,7 +69,7 @@ class ReplicatedGroup(GroupShell):
                 raise errors.Moved(  # that backup may be the primary now, so answers must go on waiting for it
                     f"{self.config.name}: lock group {self.number} had a complete backup in term {log.term}"
                 )
-            self._refuse_pending_copy()
+            self._refuse_pending()
             earlier, self._log = self._log, None
             self._copy = pending
             self._try_copy(pending)
@@ -105,16 +105,18 @@ class ReplicatedGroup(GroupShell):
             if newest and newest.term >= term:
                 return  # a late repetition: this backup was added after that decision
             self._take_term(term)
-            self._refuse_pending_copy()
+            self._refuse_pending()
             log, self._log = self._log, None
         if log:
             log.end()
 
-    def _refuse_pending_copy(self) -> None:
-        """Ends the copy that waits, because there is a later decision. Called with the lock held."""
+    def _refuse_pending(self) -> None:
+        """Ends the copy or split that waits, because there is a later decision. Called with the lock held."""
         if self._copy:
             self._copy.refuse(errors.Moved(f"{self.config.name}: the copy of term {self._copy.log.term} is not wanted"))
-            self._copy = None
+        if self._split:
+            self._split.refuse(errors.Moved(f"{self.config.name}: the split of lock group {self.number} is not wanted"))
+        self._copy = self._split = None
 
     def _check_no_backup(self) -> None:
         """Raises BadRequest if there is a backup, to which overwritten values cannot be sent. With the lock held."""

@@ -4,7 +4,6 @@ Requests that name the same shards share a selection, with values that are compu
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,15 +17,6 @@ from shoal_server.shards.stored_shards import Payload, StoredShards
 _REMEMBERED = 16
 
 
-@dataclass(slots=True)
-class _Extent:
-    """Elements [start, stop) of the group's slab `index`, as the next elements of a slab of the call."""
-
-    index: int
-    start: int
-    stop: int
-
-
 class Selection:
     """Some shards of a lock group. Immutable, and shared by the calls that name the same shards.
 
@@ -38,6 +28,7 @@ class Selection:
     Raises:
         BadRequest: no shard is named, or one is named twice.
         UnknownShard: this server does not host them.
+        Moved: it hosts only some of them.
 
     Attributes:
         shards: the shards.
@@ -53,7 +44,7 @@ class Selection:
         self.layout = CallLayout(shard.layout for shard in self.shards)
         self.headers = ShardHeaders(indices, config.generation)
         self.whole = len(self.shards) == self._hosted
-        self._pieces = [_pieces(slab, stored) for slab in self.layout.slabs]
+        self._pieces = [stored.extents(slab) for slab in self.layout.slabs]
         self.stored = sorted({piece.index for pieces in self._pieces for piece in pieces})
         self._sizes = {index: stored.slabs[index].slab.elements for index in self.stored}
         self._in_order = all(
@@ -61,17 +52,26 @@ class Selection:
             for pieces in self._pieces
         )
 
-    def check_whole(self, call: str) -> None:
-        """Raises BadRequest unless these are all shards of the group: a worker has one clock for all of them.
+    def check_whole(self, call: str, term: int = 0) -> None:
+        """Checks that these are all shards of the group: a worker has one clock for all of them.
 
         Args:
             call: what the worker asks for, for the message.
+            term: the term of the group.
+
+        Raises:
+            Moved: they are not, and the coordinator has taken decisions about the group, so the caller may know another
+                grouping.
+            BadRequest: they are not, and there was no such decision.
         """
-        if not self.whole:
-            raise errors.BadRequest(
-                f"a worker's {call} names {len(self.shards)} of the {self._hosted} shards of {self._job} on this "
-                "server; name all of them in one call (only a reader's pull may name some)"
-            )
+        if self.whole:
+            return
+        problem = (
+            f"a worker's {call} names {len(self.shards)} of the {self._hosted} shards of {self._job} in this lock group"
+        )
+        if term:
+            raise errors.Moved(f"{problem}; fetch the placement again")
+        raise errors.BadRequest(f"{problem}; name all of them in one call (only a reader's pull may name some)")
 
     def gathered(self, stored: Mapping[int, np.ndarray]) -> list[np.ndarray]:
         """Returns the values of the call's slabs. If the request has the group's order, they are not copied.
@@ -99,6 +99,27 @@ class Selection:
                 count = piece.stop - piece.start
                 targets[piece.index][piece.start : piece.stop] = arrays[slab][first : first + count]
                 first += count
+
+    def part(self, payload: Payload, stored: StoredShards, memory: BufferPool) -> Payload:
+        """Returns the arrays of a push to the whole group that concern these shards, by slab of the call.
+
+        Args:
+            payload: gradients by slab of the group. It is not changed, but its arrays may become those of the part.
+            stored: all shards of the group.
+            memory: provides memory for copies.
+        """
+        part: Payload = {}
+        for number, pieces in enumerate(self._pieces):
+            if pieces[0].index not in payload:  # a push has all slabs of an aggregation, or none
+                continue
+            if stored.whole(pieces) is not None:
+                part[number] = payload[pieces[0].index]
+                continue
+            dtype = payload[pieces[0].index].dtype
+            elements = self.layout.slabs[number].elements
+            part[number] = array = memory.take(elements * dtype.itemsize).view(dtype)
+            np.concatenate([payload[it.index][it.start : it.stop] for it in pieces], out=array)
+        return part
 
     def payload(self, arrays: Mapping[Slab, np.ndarray], memory: BufferPool) -> Payload:
         """Returns the payload of a push to all shards. If the request has the group's order, nothing is copied.
@@ -154,17 +175,8 @@ def _named(job: str, shards: Mapping[int, Shard], indices: Sequence[int]) -> lis
             f"a request names the shards {list(indices)} of {job}; name at least one, and each only once"
         )
     if missing := [index for index in indices if index not in shards]:
-        raise errors.UnknownShard(f"this server does not host shards {missing} of {job}; it has {sorted(shards)}")
+        problem = f"this server does not host shards {missing} of {job}; it has {sorted(shards)}"
+        if len(missing) < len(indices):  # the caller may know an earlier grouping
+            raise errors.Moved(f"{problem} in this lock group; fetch the placement again")
+        raise errors.UnknownShard(problem)
     return [shards[index] for index in indices]
-
-
-def _pieces(slab: Slab, stored: StoredShards) -> list[_Extent]:
-    """Returns the pieces of the group's slabs that make up a slab of the call."""
-    pieces: list[_Extent] = []
-    for key, arena in zip(slab.keys, slab.arenas, strict=True):
-        index, start = stored.places[key]
-        if pieces and (pieces[-1].index, pieces[-1].stop) == (index, start):
-            pieces[-1].stop += arena.elements
-        else:
-            pieces.append(_Extent(index, start, start + arena.elements))
-    return pieces

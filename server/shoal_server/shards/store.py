@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from shoal import errors
 from shoal._limits import catalogue
@@ -10,9 +11,12 @@ from shoal._wire import ShardLayout
 from shoal.status import BrokenReplica, UndeliveredNorm
 from shoal_server.shards.lock_group import LockGroup
 from shoal_server.shards.machine.norm_exchange import NormOutbox
+from shoal_server.shards.pending_split import check_parts
 from shoal_server.shards.reader_memory import ReaderMemory
 from shoal_server.shards.shard import JobShardConfig
 from shoal_server.shards.stored_shards import needed_bytes
+
+T = TypeVar("T")
 
 # Buffer-pool limits: bytes retained, and seconds before they are released. Reused memory saves the next push its page
 # faults, which cost more than its copy.
@@ -85,18 +89,36 @@ class ShardStore:
                 present = {group.number: group}
             elif layouts:
                 next(iter(present.values())).add(layouts)
-            self._replace(config.name, present)
-        for number, group in held.items():
-            if present.get(number) is not group:
-                group.close()
-        return sum(group.nbytes for group in present.values())
+            ended, now = self._replace(config, present)
+        for earlier in ended:
+            earlier.close()
+        return sum(group.nbytes for group in now.values())
 
-    def _replace(self, job: str, groups: Mapping[int, LockGroup]) -> None:
-        """Sets the groups of a job, unless the job was dropped meanwhile."""
+    def _replace(
+        self, config: JobShardConfig, added: Mapping[int, LockGroup]
+    ) -> tuple[list[LockGroup], Mapping[int, LockGroup]]:
+        """Adds groups to a job, unless the job was dropped meanwhile. They replace those of earlier generations.
+
+        Groups that were split meanwhile are not put back: their parts stay.
+
+        Args:
+            config: the job's configuration.
+            added: the groups. Those that were there before the call began may be among them.
+
+        Returns:
+            The groups that were replaced, and those that the job has now.
+
+        Raises:
+            UnknownJob: the job was dropped.
+        """
         with self._lock:
-            if self._allocating != job:
-                raise errors.UnknownJob(f"job {job!r} was dropped while its shards were being created")
-            self._groups[job] = groups
+            if self._allocating != config.name:
+                raise errors.UnknownJob(f"job {config.name!r} was dropped while its shards were being created")
+            held = self._groups.get(config.name, {})
+            kept = {key: it for key, it in held.items() if it.config.generation == config.generation}
+            now = kept | {key: it for key, it in added.items() if not it.closed}
+            self._groups[config.name] = now
+        return [it for key, it in held.items() if now.get(key) is not it], now
 
     def drop(self, job: str) -> None:
         """Frees a job's shards, if there are any."""
@@ -115,32 +137,75 @@ class ShardStore:
             for group in groups.values():
                 group.close()
 
+    def split(self, job: str, generation: int, number: int, shards: Sequence[int], term: int) -> None:
+        """Makes two lock groups of one. A repetition has no effect.
+
+        Args:
+            job: name of the job.
+            generation: generation of the placement.
+            number: number of the group, which keeps it.
+            shards: the shards that leave the group. The smallest one is the number of the new group.
+            term: number of the coordinator's decision.
+
+        Raises:
+            BadRequest: the group cannot be split in this way.
+            Moved: this server is not the primary, or there is a later decision.
+            Overloaded: there was no moment between two steps.
+            UnknownJob, UnknownShard, StaleGeneration: this server does not have the group.
+        """
+        check_parts(job, number, shards)
+        group = self.held(job, generation, number)
+        if self._is_split(job, number, shards, term):
+            return
+
+        def replace(rest: LockGroup, part: LockGroup) -> None:
+            with self._lock:
+                held = self._groups.get(job, {})
+                if held.get(number) is not group:
+                    raise errors.UnknownJob(f"job {job!r} was dropped while its lock group {number} was being split")
+                self._groups[job] = {**held, number: rest, part.number: part}
+
+        try:
+            group.split(shards, term, replace)
+        except errors.Moved:
+            if not self._is_split(job, number, shards, term):  # by another call
+                raise
+
+    def _is_split(self, job: str, number: int, shards: Sequence[int], term: int) -> bool:
+        groups = self._of_job(job)
+        rest, part = groups.get(number), groups.get(min(shards))
+        if not rest or not part or min(rest.term, part.term) < term or any(shard in rest for shard in shards):
+            return False
+        return {shard.layout.shard for shard in part.shards} == set(shards)
+
     def group(self, job: str, generation: int, shards: Sequence[int] = ()) -> LockGroup:
         """Returns the lock group of some shards.
 
         Args:
             job: name of the job.
             generation: generation of the placement that the caller knows.
-            shards: numbers of the shards; the first one decides. Empty means the only group of the job.
+            shards: numbers of the shards, all in one group. Empty means the only group of the job.
 
         Raises:
             UnknownJob: this server does not host the job.
-            UnknownShard: it does not host the shard.
+            UnknownShard: it does not host the shards.
+            Moved: it has some of the shards, or has them in several groups: the caller knows an earlier grouping.
             StaleGeneration: it hosts the job at another generation.
         """
         groups = self._of_job(job)
+        first = next(iter(groups.values()))
+        if first.config.generation != generation:
+            raise self._stale(job, generation, first.config.generation)
         if len(groups) == 1:
-            (group,) = groups.values()
-        elif found := [each for each in groups.values() if shards and shards[0] in each]:
-            group = found[0]
-        else:
-            raise errors.UnknownShard(
-                f"this server has the lock groups {sorted(groups)} of {job}, none of which has shard "
-                f"{shards[0] if shards else '(none named)'}; fetch the placement again"
-            )
-        if group.config.generation != generation:
-            raise self._stale(job, generation, group.config.generation)
-        return group
+            return first  # `select` checks the shards
+        found = [group for group in groups.values() if all(shard in group for shard in shards)]
+        if found and shards:
+            return min(found, key=lambda group: group.follows)  # a backup may be of an earlier grouping
+        known = any(shard in group for group in groups.values() for shard in shards)
+        raise (errors.Moved if known else errors.UnknownShard)(
+            f"this server has the lock groups {sorted(groups)} of {job}, none of which has the shards {list(shards)}; "
+            "fetch the placement again"
+        )
 
     def groups_of(self, job: str, generation: int | None = None) -> list[LockGroup]:
         """Returns the lock groups of a job of which this server is the primary, in order of their numbers.
@@ -160,6 +225,28 @@ class ShardStore:
         if generation is not None and groups[0].config.generation != generation:
             raise self._stale(job, generation, groups[0].config.generation)
         return groups
+
+    def on_groups(self, job: str, call: Callable[[list[LockGroup]], T], generation: int | None = None) -> T:
+        """Makes a call that concerns all lock groups of a job here. If one is split meanwhile, repeats it.
+
+        Args:
+            job, generation: as for `groups_of`.
+            call: called with the groups. It is safe to repeat.
+
+        Returns:
+            The result of the call.
+
+        Raises:
+            ShoalError: from `groups_of` or the call.
+        """
+        while True:
+            groups = self.groups_of(job, generation)
+            try:
+                return call(groups)
+            except errors.Moved:
+                now = self.groups_of(job, generation)
+                if now == groups or _shards_of(now) != _shards_of(groups):
+                    raise
 
     def held(self, job: str, generation: int, number: int) -> LockGroup:
         """Returns a lock group, which may be a backup.
@@ -205,14 +292,14 @@ class ShardStore:
                 self._allocating = config.name
             if any(group.config.generation > config.generation for group in held.values()):
                 raise self._stale(config.name, config.generation, next(iter(held.values())).config.generation)
-            ended = [it for key, it in held.items() if key == number or it.config.generation < config.generation]
-            kept = {key: it for key, it in held.items() if it not in ended}
-            for group in ended:
+            replaced = [it for key, it in held.items() if key == number or it.config.generation < config.generation]
+            kept = {key: it for key, it in held.items() if it not in replaced}
+            for group in replaced:
                 if group.config.generation == config.generation:
                     group.check_replaceable(term)
             self._check_bytes(config, layouts, kept.values())
             group = LockGroup(config, layouts, self._on_apply, self.memory, readers=self.readers, follows=term)
-            self._replace(config.name, {**kept, number: group})
+            ended, _ = self._replace(config, {number: group})
         for earlier in ended:
             earlier.close()
         return group
@@ -304,3 +391,7 @@ class ShardStore:
             expected=current,
             got=got,
         )
+
+
+def _shards_of(groups: Iterable[LockGroup]) -> set[int]:
+    return {shard.layout.shard for group in groups for shard in group.shards}

@@ -2,12 +2,13 @@
 
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from shoal._memory.buffers import BufferPool
-from shoal._wire import ArenaKey, CallLayout, ShardLayout
+from shoal._wire import ArenaKey, CallLayout, ShardLayout, Slab
 from shoal_server.optimizers import kernels, norms
 from shoal_server.shards.machine.mode import Apply, Contribution
 from shoal_server.shards.shard import Arena, JobShardConfig, Shard
@@ -24,6 +25,15 @@ def needed_bytes(config: JobShardConfig, layouts: Iterable[ShardLayout]) -> int:
     return sum(stored_bytes(slab, config.optimizer) for slab in CallLayout(layouts).slabs)
 
 
+@dataclass(slots=True)
+class Extent:
+    """Elements [start, stop) of the group's slab `index`, as the next elements of another slab."""
+
+    index: int
+    start: int
+    stop: int
+
+
 class StoredShards:
     """The shards of a lock group. Its lock guards the values; the rest does not change.
 
@@ -33,6 +43,7 @@ class StoredShards:
         counting: guards the numbers of readers of all snapshots.
         earlier: shards that stay as they are.
         fills: whether the shards get their initial values; if not, somebody else fills values and slots.
+        slab_of: returns the stored slab for a slab, instead of a new one.
 
     Attributes:
         by_number: the shards, in the order of their creation.
@@ -50,13 +61,15 @@ class StoredShards:
         earlier: "StoredShards | None" = None,
         *,
         fills: bool = True,
+        slab_of: Callable[[Slab], StoredSlab] | None = None,
     ) -> None:
         layout = CallLayout(layouts)
         self._clip_norm = config.optimizer.clip_norm
-        slabs = [
-            StoredSlab(slab, config.variables, config.optimizer, config.seed, counting, fills=fills)
-            for slab in layout.slabs
-        ]
+
+        def new(slab: Slab) -> StoredSlab:
+            return StoredSlab(slab, config.variables, config.optimizer, config.seed, counting, fills=fills)
+
+        slabs = [*map(slab_of or new, layout.slabs)]
         self.slabs: Sequence[StoredSlab] = [*(earlier.slabs if earlier else ()), *slabs]
         self.value_bytes = sum(slab.values.nbytes for slab in self.slabs)
         self.values_id = object()
@@ -77,6 +90,44 @@ class StoredShards:
     def nbytes(self) -> int:
         """Bytes of values and slots."""
         return sum(slab.nbytes for slab in self.slabs)
+
+    def extents(self, slab: Slab) -> list[Extent]:
+        """Returns the elements of the slabs here that make up a slab of some of the arenas."""
+        found: list[Extent] = []
+        for key, arena in zip(slab.keys, slab.arenas, strict=True):
+            index, start = self.places[key]
+            if found and (found[-1].index, found[-1].stop) == (index, start):
+                found[-1].stop += arena.elements
+            else:
+                found.append(Extent(index, start, start + arena.elements))
+        return found
+
+    def whole(self, extents: Sequence[Extent]) -> StoredSlab | None:
+        """Returns the slab that is the only one of these extents, with all its elements; None if there is none."""
+        slab, extent = self.slabs[extents[0].index], extents[0]
+        return slab if len(extents) == 1 and (extent.start, extent.stop) == (0, slab.slab.elements) else None
+
+    def part(self, config: JobShardConfig, numbers: Iterable[int], counting: threading.Lock) -> "StoredShards":
+        """Returns some of the shards, for another group. This object must not change any more.
+
+        Slabs that the part has as a whole keep their memory and their readers. So no large slab is copied. The elements
+        of the other slabs, which are small, are copied.
+
+        Args:
+            config: the job's configuration.
+            numbers: the shards.
+            counting: the lock of this group's snapshots. The part has to use it, too.
+        """
+
+        def moved(slab: Slab) -> StoredSlab:
+            extents = self.extents(slab)
+            if (whole := self.whole(extents)) is not None:
+                return whole
+            new = StoredSlab(slab, config.variables, config.optimizer, config.seed, counting, fills=False)
+            new.copy_from((self.slabs[it.index], it.start, it.stop) for it in extents)
+            return new
+
+        return StoredShards(config, [self.by_number[it].layout for it in numbers], counting, slab_of=moved)
 
     def values_hash(self) -> int:
         """Returns a CRC-32 of all values and slots, which tells whether a backup has the same bits."""
@@ -153,4 +204,4 @@ class StoredShards:
                 yield slab, [part.payload.pop(index) for part in parts], [part.weight for part in parts]
 
 
-__all__ = ["Payload", "StoredShards", "needed_bytes"]
+__all__ = ["Extent", "Payload", "StoredShards", "needed_bytes"]

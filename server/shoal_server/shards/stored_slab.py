@@ -1,7 +1,7 @@
 """Stored slab: the values of a slab with their optimizer slots, and how updates change both."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -87,6 +87,20 @@ class StoredSlab:
     def folded(self) -> bool:
         """Whether the open step has a contribution that was folded."""
         return self._sum is not None or self._mean is not None
+
+    def copy_from(self, parts: Iterable[tuple["StoredSlab", int, int]]) -> None:
+        """Fills the values and slots with elements of other slabs, one part after the other.
+
+        Args:
+            parts: each slab, with its first element and the one after its last.
+        """
+        first = 0
+        for source, start, stop in parts:
+            target = slice(first, first + stop - start)
+            self.values[target] = source.values[start:stop]
+            for name, slot in self.slots.items():
+                slot[target] = source.slots[name][start:stop]
+            first = target.stop
 
     def latest(self, version: int) -> Snapshot:
         """Returns the snapshot of the current values. The caller begins to use it before it releases the lock.

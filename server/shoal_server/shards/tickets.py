@@ -86,10 +86,12 @@ def refusal(job: str, failure: str, *, moved: bool = False) -> errors.ShoalError
     Args:
         job: name of the job.
         failure: text from `failed_update`; "" if no update failed.
-        moved: whether other servers have the shards now.
+        moved: whether other servers or lock groups have the shards now.
     """
     if moved:
-        return errors.Moved(f"these shards of {job} have moved to another server; fetch the placement again", job=job)
+        return errors.Moved(
+            f"these shards of {job} have another server or lock group now; fetch the placement again", job=job
+        )
     if failure:
         return errors.InternalError(failure, job=job)
     return errors.UnknownJob(f"{job} is gone from this server: its job has ended or was dropped", job=job)

@@ -20,6 +20,7 @@ class Updates:
         memory: provides memory for copies of the values.
 
     Attributes:
+        on_apply: as given.
         folds: contributions to fold. They are added under the lock of the group. Later they are folded without this
             lock, or by the next update.
     """
@@ -27,7 +28,7 @@ class Updates:
     def __init__(
         self, stored: Callable[[], StoredShards], on_apply: Callable[[float], None], memory: BufferPool
     ) -> None:
-        self._stored, self._on_apply, self._memory = stored, on_apply, memory
+        self._stored, self.on_apply, self._memory = stored, on_apply, memory
         self.folds = FoldQueue(lambda contribution, expected: stored().fold(contribution, expected))
 
     def carry_out(self, effects: Sequence[events.LockGroupEffect], version: int) -> None:
@@ -57,7 +58,7 @@ class Updates:
         self.folds.work()
         stored.leave_to_readers(self._memory)
         stored.apply(update, version)
-        self._on_apply(time.perf_counter() - start)
+        self.on_apply(time.perf_counter() - start)
 
 
 __all__ = ["Updates"]

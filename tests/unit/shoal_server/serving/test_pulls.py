@@ -28,6 +28,7 @@ class FakeGroup:
 
     error: errors.ShoalError | None = None
     at_once: bool = False
+    term: int = 0
     asked: list[tuple[PendingPull, Stamp, int]] = field(default_factory=list)
     abandoned: list[PendingPull] = field(default_factory=list)
 
@@ -113,7 +114,7 @@ def test_a_worker_asks_for_all_shards_and_a_reader_for_any(wakes: Wakes) -> None
     group = FakeGroup()
     pull = pull_of(group, wakes, shards=[1])
     pull.start(STAMP, 0)
-    with pytest.raises(errors.BadRequest, match="names 1 of the 2 shards of job on this server; name all of them"):
+    with pytest.raises(errors.BadRequest, match="names 1 of the 2 shards of job in this lock group; name all of them"):
         pull.take()
     assert not group.asked
     pull_of(group, wakes, shards=[1]).start(Stamp("", 0, 0), 0)
