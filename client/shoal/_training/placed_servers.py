@@ -1,6 +1,7 @@
 """Servers of one placement: a connection to each lock group, calls to all of them, and changes of the placement.
 
-A lock group that moves to another server keeps its connection. A placement of another generation has new connections.
+A lock group that moves to another server keeps its connection. If a group is split, its parts have new connections, and
+so have all groups of a placement of another generation.
 """
 
 import threading
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 _log = Log(__name__)
 
-_PLACEMENTS = 3  # placements that a call tries before it fails
+_PLACEMENTS = 3  # generations that a call tries before it fails
 # A call that takes longer may wait for a server that was lost without a word: seconds until the coordinator is asked,
 # and the pause between two questions, at least and at most. Between them, a part of the time that the call has taken:
 # a server is declared lost after a few seconds, and a call that waits for other workers may take much longer.
@@ -95,21 +96,32 @@ class PlacedServers:
         self._locator, self._replicated = Locator(locate), replicated
         self._begun: dict[object, float] = {}  # when the calls in progress began
         self._watching, self._closed = False, threading.Event()
-        self._moving = threading.Lock()  # guards the next three
-        self._newer: Placement | None = None  # of another generation
+        self._renewing = threading.Lock()  # held while the connections are replaced; _moving is taken under it
+        self._moving = threading.Lock()  # guards the next four
+        self._newer: Placement | None = None  # of another generation, or with other lock groups
+        self._uses = 0  # how often the connections were replaced
         self.placement = placement
         self.connections: list[ServerConnection] = []
+        self.packer: Packer
         self._use(placement)
 
-    def each(self, call: Callable[[ServerConnection], T]) -> list[T]:
+    def each(self, call: Callable[[ServerConnection], T], *, begin: Callable[[], object] = bool) -> list[T]:
         """Calls every server in parallel. If the placement is old, fetches the new one and repeats all calls.
 
         If Ctrl-C interrupts this thread, the connections are replaced, which ends the calls of the other threads. They
         would otherwise share a connection with the next calls.
+
+        Args:
+            call: makes the call to one server.
+            begin: called before the calls are made, each time.
+
+        Returns:
+            The results, in the order of the connections.
         """
         call = _tracing.in_current_context(call)
 
         def call_all() -> list[T]:
+            begin()
             calls = [partial(call, connection) for connection in self.connections]
             return self._threads.run(calls, abandon=lambda: self._use(self.placement))
 
@@ -154,7 +166,7 @@ class PlacedServers:
 
         Raises:
             Unreachable: the server did not answer for `retry_for_s` seconds.
-            StaleGeneration: the job has a placement of another generation.
+            StaleGeneration: the job has a placement of another generation, or with other lock groups.
             Unauthenticated: the server refuses a new ticket as well, or the coordinator gives none.
         """
         failures: _Failures | None = None  # made when it is needed: each pull and push comes here
@@ -225,9 +237,12 @@ class PlacedServers:
     def close(self) -> None:
         """Closes all connections. Calls in progress end with Cancelled."""
         self._closed.set()
+        self._close_all()
+        self._threads.close()
+
+    def _close_all(self) -> None:
         for connection in self.connections:
             connection.close()
-        self._threads.close()
 
     def _repeats(self, error: errors.ShoalError, failures: _Failures, moves: int) -> bool:
         """Waits until it is time to repeat a call, if that may help. Returns whether to repeat it.
@@ -292,49 +307,97 @@ class PlacedServers:
             Whether the connection has moved since.
 
         Raises:
-            StaleGeneration: the job has a placement of another generation, or its variables are not on servers.
+            StaleGeneration: the job has a placement of another generation, or with other lock groups, or its variables
+                are not on servers.
         """
         if connection.moves == moves:
             found, gone = self._locator.ask(self.placement, time.monotonic())
             if found is not None:
                 self._move(found)
             newer = found is not None and found.generation > self.placement.generation
-            if replaced and (gone or newer):
+            if self._is_regrouped() or (replaced and (gone or newer)):
                 self.on_retry()  # raises if the job has ended
                 raise errors.StaleGeneration(
-                    f"job {self.placement.job} is no longer on the servers of its generation "
+                    f"job {self.placement.job} is no longer on the servers, or in the lock groups, of its generation "
                     f"{self.placement.generation}; fetch its placement again",
                     job=self.placement.job,
                 )
         return connection.moves != moves
 
     def _on_newest(self, call: Callable[[], T]) -> T:
-        """Makes a call, and repeats it with the newest placement if the one in use is old."""
-        for _ in range(_PLACEMENTS):
+        """Makes a call, and repeats it with the newest placement if the one in use is old.
+
+        Another thread may make calls and replace the connections meanwhile. The calls on those that it closes are
+        repeated as well.
+        """
+        left = _PLACEMENTS
+        while left:
+            uses = self._uses
             try:
                 return call()
             except errors.StaleGeneration:
-                with self._moving:
-                    newer, self._newer = self._newer, None
-                self._use(newer or self._refresh())
+                left -= self._renew(uses)
+            except errors.Cancelled:
+                if self._uses == uses or self._closed.is_set():
+                    raise
         raise errors.StaleGeneration(f"the placement of {self.placement.job} keeps changing; try again later")
 
-    def _use(self, placement: Placement) -> None:
-        """Changes to this placement, with new connections, because each lock group's shards may differ."""
-        for connection in self.connections:
-            connection.close()
+    def _renew(self, uses: int) -> bool:
+        """Changes to the newest placement, unless another thread has done so.
+
+        Args:
+            uses: how often the connections had been replaced when the failed call began.
+
+        Returns:
+            Whether the placement may be of another generation. There is no bound on how often its groups are split.
+        """
+        with self._renewing:
+            if self._uses != uses:
+                return False
+            with self._moving:
+                known, newer, self._newer = self.placement, self._newer, None
+            splits = newer is not None and newer.generation == known.generation
+            self._use(newer or self._refresh(), known=self.packer if splits else None)
+            return not splits
+
+    def _use(self, placement: Placement, known: Packer | None = None) -> None:
+        """Changes to this placement.
+
+        Args:
+            placement: the placement.
+            known: the packer in use, if the generation stays. The connections of lock groups that stay are then kept.
+                All others are new.
+        """
         with delayed_gc():
-            self.packer = Packer(placement)
+            packer = Packer(placement, known)
         with self._moving:
-            self.placement = placement
+            earlier = self.connections
+            kept = {it.layout: it for it in earlier if not it.closed} if known else {}
+            self.packer, self.placement = packer, placement
             self._replicated = self._replicated or _has_copies(placement)
             self.connections = [
-                ServerConnection(placement.shards[group].address, layout, self._setting, self._credentials)
-                for group, layout in self.packer.groups.items()
+                kept.get(layout)
+                or ServerConnection(placement.shards[group].address, layout, self._setting, self._credentials)
+                for group, layout in packer.groups.items()
             ]
+            self._uses += 1
+            self._move_to(placement)
+        for connection in earlier:
+            if connection not in self.connections:
+                connection.close()
+        if self._closed.is_set():  # meanwhile: `close` may not have seen the new ones
+            self._close_all()
+
+    def _is_regrouped(self) -> bool:
+        """Returns whether a placement of this generation with other lock groups is known."""
+        with self._moving:
+            return self._newer is not None and self._newer.generation == self.placement.generation
 
     def _move(self, found: Placement) -> None:
-        """Moves the connections of all lock groups that are on other servers in a newer form of the placement."""
+        """Moves the connections of all lock groups that are on other servers in a newer form of the placement.
+
+        If it has other lock groups, the calls on the present connections fail, and then `_renew` changes to it.
+        """
         with self._moving:
             known = self.placement
             if found.generation != known.generation:
@@ -342,13 +405,20 @@ class PlacedServers:
                 return
             if any(new.term < old.term for new, old in zip(found.shards, known.shards, strict=True)):
                 return  # an answer that was late
-            self.placement = found
+            if found.grouping == known.grouping:
+                self.placement = found
+            else:
+                self._newer = found
             self._replicated = self._replicated or _has_copies(found)
-            for connection in self.connections:
-                address = found.shards[connection.group].address
-                if address != connection.address and not connection.closed:
-                    _log.info("shards moved to another server", job=found.job, shard=connection.group, server=address)
-                    connection.move(address)
+            self._move_to(found)
+
+    def _move_to(self, placement: Placement) -> None:
+        """Moves connections to where their lock groups are. Called with `_moving` held."""
+        for connection in self.connections:
+            address = placement.shards[connection.group].address
+            if address != connection.address and not connection.closed:
+                _log.info("shards moved to another server", job=placement.job, shard=connection.group, server=address)
+                connection.move(address)
 
     def _watch(self) -> None:
         """Asks where the lock groups are while a call takes long.

@@ -61,24 +61,31 @@ class Puller:
         """
         self._memory.trim()
         while True:
-            pull_decoder = PullDecoder(self._servers.packer, self._memory.take) if moves_values else None
-            headers = self._pull_all(step, ahead, pull_decoder)
+            headers, pull_decoder = self._pull_all(step, ahead, moves_values=moves_values)
             newest = max(step + ahead, *(header.step for header in headers))
             if all(header.step == newest for header in headers):
                 versions = {header.shard: header.version for header in headers}
                 return PullResult(pull_decoder.values() if pull_decoder else {}, versions, newest)
             step = newest - ahead
 
-    def _pull_all(self, step: int, ahead: int, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+    def _pull_all(
+        self, step: int, ahead: int, *, moves_values: bool
+    ) -> tuple[list[header_pb2.ShardHeader], PullDecoder | None]:
         servers = self._servers
+        pull_decoder: PullDecoder | None = None
+
+        def begin() -> None:
+            nonlocal pull_decoder  # a new one for each placement, without values of the last one
+            pull_decoder = PullDecoder(servers.packer, self._memory.take) if moves_values else None
 
         def pull(connection: ServerConnection) -> list[header_pb2.ShardHeader]:
             request = pb.PullRequest(
-                stamp=servers.stamp(step), shards=connection.indices, headers_only=pull_decoder is None, ahead=ahead
+                stamp=servers.stamp(step), shards=connection.indices, headers_only=not moves_values, ahead=ahead
             )
             return servers.retrying(connection, lambda: connection.pull(request, pull_decoder), waits=True)
 
-        return [header for headers in servers.each(pull) for header in headers]
+        headers = [header for headers in servers.each(pull, begin=begin) for header in headers]
+        return headers, pull_decoder
 
 
 __all__ = ["PullResult", "Puller"]

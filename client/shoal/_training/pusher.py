@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from shoal import errors
+from shoal._memory.buffers import BufferPool
 from shoal._system.logs import Log
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.placed_servers import PlacedServers
@@ -132,9 +133,9 @@ class Pusher:
             lent = buffers.take(servers.connections, updates or {}, aggregations, unchanged=unchanged)
         part: Callable[[ServerConnection], PushPayload] = payload
         if lent:
-            part = partial(_lent, lent, payload)
+            part = partial(self._packed, lent, memory, payload)
         elif memory:
-            part = partial(_ready, servers.before_push(payload))
+            part = partial(self._packed, servers.before_push(payload), memory, None)
         squares: Callable[[], float] | None = None
         if self._norm and len(servers.connections) > 1:
             measured = self._norm.squares(gradients)  # now, because the arrays may change later
@@ -217,7 +218,7 @@ class Pusher:
             check_pushed(squares)
 
         def stage(connection: ServerConnection) -> pb.PushReply:
-            if not at_once():
+            if push.weight or not at_once():  # one server may stage it, too, and its lock group may then be split
                 self._staged_step = push.step
             return self._stage(connection, push, at_once, squares)
 
@@ -306,6 +307,35 @@ class Pusher:
             push.push_stream.wait()
         return self._servers.retrying(connection, call)
 
+    def _packed(
+        self,
+        payloads: Mapping[ServerConnection, PushPayload],
+        memory: Memory | None,
+        payload: Callable[[ServerConnection], PushPayload] | None,
+        connection: ServerConnection,
+    ) -> PushPayload:
+        """Returns the payload for a server of a push whose arrays were copied, or lie in lent memory.
+
+        Args:
+            payloads: the payloads by connection. If lock groups were split since, the payload is made of them.
+            memory: allocates memory if the transport has none.
+            payload: returns a payload from the arrays; None if these may have changed.
+            connection: connection to the server.
+
+        Raises:
+            StaleGeneration: there is no payload, because the job has a placement of another generation.
+        """
+        if connection in payloads:
+            return payloads[connection]
+        servers, others = self._servers, payloads.values()
+        if all(it.has_copy and it.packer.generation == servers.packer.generation for it in others):
+            aggregations = [*next(iter(others)).aggregations]
+            blank = servers.payload(connection, None, aggregations)
+            return connection.lend(blank, memory or BufferPool(0, 0.0).take).filled_from(others)
+        if payload is None:
+            raise errors.StaleGeneration("the placement changed while gradients were being sent; push them again")
+        return payload(connection)
+
     def _brought(self, weight: float, updates: Iterable[str]) -> list[Aggregation]:
         """Returns the aggregations of the arenas that a push carries: trainable, and those with updates."""
         if not 0 < weight < math.inf:
@@ -329,26 +359,6 @@ def _result(step: int, shards: Sequence[pb.ShardPush]) -> PushResult:
     )
     following = max(step + 1, *(shard.header.step for shard in shards))
     return PushResult(outcome, max(shard.staleness for shard in shards), following)
-
-
-def _lent(
-    payloads: Mapping[ServerConnection, PushPayload],
-    payload: Callable[[ServerConnection], PushPayload],
-    connection: ServerConnection,
-) -> PushPayload:
-    """Returns the lent payload, or another one with the same arrays if the placement has changed."""
-    return payloads[connection] if connection in payloads else payload(connection)
-
-
-def _ready(payloads: Mapping[ServerConnection, PushPayload], connection: ServerConnection) -> PushPayload:
-    """Returns the copied payload of a connection.
-
-    Raises:
-        StaleGeneration: there is none, because the copies were made for an earlier placement.
-    """
-    if connection not in payloads:
-        raise errors.StaleGeneration("the placement changed while gradients were being sent; push them again")
-    return payloads[connection]
 
 
 __all__ = ["Push", "PushResult", "Pusher"]

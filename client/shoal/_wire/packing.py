@@ -109,8 +109,10 @@ class Packer:
 
     Args:
         placement: the placement.
+        known: packer of an earlier grouping of the generation. The layouts of lock groups that stay are taken over.
 
     Attributes:
+        generation: the placement's generation.
         variables: the variables, by name.
         groups: layout of the calls to each lock group, by its name.
         nothing: None for each variable, in the placement's order.
@@ -118,12 +120,19 @@ class Packer:
         unlendable: the trainable variables that `lend` cannot yield: they are split, or have another wire dtype.
     """
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, known: "Packer | None" = None) -> None:
+        self.generation = placement.generation
         self.variables = {intern(name): variable for name, variable in placement.variables.items()}
-        self.groups = {
-            group: CallLayout(shard.layout for shard in shards) for group, shards in placement.by_group().items()
-        }
+        # By identity, because layouts of many variables take long to compare.
+        stay = {tuple(map(id, it.shards)): it for it in known.groups.values()} if known else {}
+        self.groups: dict[int, CallLayout] = {}
+        for group, shards in placement.by_group().items():
+            layouts = tuple(shard.layout for shard in shards)
+            self.groups[group] = stay.get(tuple(map(id, layouts))) or CallLayout(layouts)
         self._plans: dict[Slab, SlabPlan] = {}
+        if known:
+            slabs = {slab for layout in self.groups.values() for slab in layout.slabs}
+            self._plans = {slab: plan for slab, plan in known._plans.items() if slab in slabs}
         plans = [self.plan(slab) for layout in self.groups.values() for slab in layout.slabs]
         self.nothing: dict[str, Any] = dict.fromkeys(self.variables)
         # Wire dtypes that differ from the variable's own.

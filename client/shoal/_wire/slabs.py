@@ -4,7 +4,7 @@ Small arenas of several shards share a slab, so that one kernel call or one copy
 connection compute the same slabs from the layouts of the shards that a call names.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -41,6 +41,11 @@ class Slab:
         """Returns the slab of these arenas, at least one."""
         *starts, elements = accumulate((layout.elements for _, layout in arenas), initial=0)
         return cls(tuple(key for key, _ in arenas), tuple(layout for _, layout in arenas), tuple(starts), elements)
+
+    def split(self, flat: np.ndarray) -> Iterator[tuple[ArenaKey, np.ndarray]]:
+        """Yields each arena of a flat array of the slab's elements, as a view."""
+        for key, arena, start in zip(self.keys, self.arenas, self.starts, strict=True):
+            yield key, flat[start : start + arena.elements]
 
     @cached_property
     def dtype(self) -> np.dtype:

@@ -1,6 +1,6 @@
 """Payload of one call on any transport: the arrays of a push, or the assembly of the replies to a pull."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,6 +70,33 @@ class PushPayload:
     def copied_to(self, memory: Memory) -> "PushPayload":
         """Returns the same payload with a copy in private memory."""
         return self.copied(memory(self.layout.region_bytes))
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether there is a copy whose memory is not lost."""
+        return self.copy is not None and not (self.owner and self.owner.lost)
+
+    def filled_from(self, others: Iterable["PushPayload"]) -> "PushPayload":
+        """Fills the copy of this payload with arenas from copies that have another grouping of the same shards.
+
+        Args:
+            others: payloads of the same push, which have all arenas of this one.
+
+        Returns:
+            This payload.
+        """
+        assert self.copy is not None, "there is no memory to fill"
+        arenas = {
+            key: elements
+            for other in others
+            if other.copy is not None
+            for slab, flat in other.layout.arrays(other.copy, other.aggregations).items()
+            for key, elements in slab.split(flat)
+        }
+        for slab, flat in self.layout.arrays(self.copy, self.aggregations).items():
+            for key, elements in slab.split(flat):
+                elements[...] = arenas[key]
+        return self
 
     @property
     def complete(self) -> bool:
