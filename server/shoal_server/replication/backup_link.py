@@ -1,9 +1,11 @@
 """Backup link: the backup's end of the connection from the primary of one lock group."""
 
+import os
 import select
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -96,8 +98,11 @@ class BackupLink:
             if not self._changed.wait_for(lambda: self._ended, _END_S):
                 raise errors.Overloaded(f"inputs of {self.group.config.name} take longer than {_END_S:g} s; try again")
 
-    def answer_on(self, copies: Connection) -> None:
+    def answer_on(self, copies: Connection) -> Callable[[], None]:
         """Uses a lane for answers from now on.
+
+        Returns:
+            A function that waits until the lane is closed, at this end or the other one, and raises Unreachable then.
 
         Raises:
             BadRequest: there is such a lane already.
@@ -106,20 +111,12 @@ class BackupLink:
             if self._copies:
                 raise errors.BadRequest(f"{copies.peer} opened the second lane of a replica twice; open it once")
             copies.send(Frame.END)  # a new connection takes a frame without a wait
+            # A descriptor of its own, because `run` may close the lane before anybody waits. Another connection may
+            # then have the number of the lane's descriptor.
+            same = os.dup(copies.fileno())
             self._copies = copies
             self._changed.notify_all()
-
-    @staticmethod
-    def await_end(copies: Connection) -> None:
-        """Waits until the primary closes the lane for answers.
-
-        Raises:
-            Unreachable: it was closed.
-        """
-        ends = select.poll()
-        ends.register(copies, select.POLLIN | select.POLLRDHUP)
-        ends.poll()
-        raise errors.Unreachable(f"{copies.peer} ended the connection of a replica")
+        return partial(_await_end, same, copies.peer)
 
     def _receive(self) -> None:
         lane = self._lane
@@ -198,6 +195,17 @@ class BackupLink:
         if copies and not copies.closed and not isinstance(error, errors.Unreachable):
             with suppress(errors.ShoalError):
                 send_error(copies, error)
+
+
+def _await_end(descriptor: int, peer: str) -> None:
+    """Waits until a connection ends, closes this descriptor of it, and raises Unreachable."""
+    try:
+        ends = select.poll()
+        ends.register(descriptor, select.POLLIN | select.POLLRDHUP)
+        ends.poll()
+    finally:
+        os.close(descriptor)
+    raise errors.Unreachable(f"{peer} ended the connection of a replica")
 
 
 __all__ = ["BackupLink"]

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import structlog
@@ -63,10 +64,9 @@ class Backups:
         try:
             self._check_caller(lane, hello)
             if hello.direction == replica_pb2.ReplicaHello.COPIES:
-                link = self._link_of(hello)
-                link.answer_on(lane)
+                follow = self._link_of(hello).answer_on(lane)
             elif hello.direction == replica_pb2.ReplicaHello.INPUTS:
-                link = self._accept(lane, hello, region)
+                follow = partial(self._follow, self._accept(lane, hello, region))
             else:
                 raise errors.BadRequest(
                     f"a ReplicaHello has the direction {hello.direction}; it must be INPUTS or COPIES"
@@ -74,10 +74,7 @@ class Backups:
         except errors.ShoalError as error:
             send_error(lane, error)
             raise
-        if hello.direction == replica_pb2.ReplicaHello.COPIES:
-            link.await_end(lane)
-        else:
-            self._follow(link)
+        follow()
 
     def promote(self, request: pb.PromoteRequest) -> int:
         """Makes a backup the primary, and returns its version.
