@@ -134,6 +134,7 @@ def test_session_is_saved_and_continues_when_opened_again(small_cluster: shoal.L
             assert server.name in homes(client, "s")
             ended.append(server)
             while True:
+                session.pull()
                 session.push({name: np.ones(4, np.float32) for name in "wv"})
                 taken += 1
                 if taken == 3:
@@ -147,7 +148,11 @@ def test_session_is_saved_and_continues_when_opened_again(small_cluster: shoal.L
         assert server.returncode == 0
         small_cluster.restart("server", server.index)
         with client.session("s", **spec, restore="s/1") as session:
-            np.testing.assert_array_equal(session.pull()["w"], np.full(4, -taken, np.float32))
+            values = session.pull()
+            # The push that was not answered is in the checkpoint if one server had committed it.
+            assert values["w"][0] in (-taken, -taken - 1)
+            for each in values.values():
+                np.testing.assert_array_equal(each, np.full(4, values["w"][0]))
 
 
 def test_session_moves_with_its_server(small_cluster: shoal.LocalCluster) -> None:

@@ -180,7 +180,12 @@ class PlacedServers:
                 if not self._repeats(error, failures, moves):
                     raise
 
-    def is_lost(self, error: errors.ShoalError) -> bool:
+    @staticmethod
+    def may_have_moved(error: errors.ShoalError) -> bool:
+        """Returns whether another server may have these shards after an error. `retrying` finds out."""
+        return isinstance(error, (errors.Moved, *WITHOUT_PRIMARY))
+
+    def _is_lost(self, error: errors.ShoalError) -> bool:
         """Returns whether an error says that another server has these shards, or soon will."""
         return isinstance(error, errors.Moved) or (self._replicated and isinstance(error, WITHOUT_PRIMARY))
 
@@ -271,9 +276,9 @@ class PlacedServers:
             self._credentials.discard_token()
             connection.reopen()
             return True
-        silent, lost = isinstance(error, errors.Unreachable | errors.DeadlineExceeded), self.is_lost(error)
-        if not silent and not lost:
-            return False
+        silent, lost = isinstance(error, errors.Unreachable | errors.DeadlineExceeded), self._is_lost(error)
+        if not silent and not lost:  # a server that has handed its shards over may not know the job any more
+            return isinstance(error, WITHOUT_PRIMARY) and self._follow(connection, moves, replaced=False)
         if self._follow(connection, moves, replaced=lost or self._replicated):
             return True
         now = time.monotonic()

@@ -299,7 +299,7 @@ class Pusher:
                 with self._servers.watched():
                     return call()
             except errors.ShoalError as error:
-                if not isinstance(error, _INTERRUPTED) and not self._servers.is_lost(error):
+                if not isinstance(error, _INTERRUPTED) and not self._servers.may_have_moved(error):
                     raise
                 # Computing a gradient can take longer than a server waits for it, and than a ticket is valid.
                 _log.info("a push was interrupted; it is repeated when all gradients are computed", why=error.message)

@@ -196,7 +196,7 @@ def test_a_job_without_copies_reports_lost_shards_at_once(cluster: FakeReplicas)
         cluster.servers[FIRST].refuses = errors.UnknownJob("new here")
         with pytest.raises(errors.UnknownJob):
             client.push(ONES)
-    assert cluster.questions == 0
+    assert cluster.questions == 1, "they may have moved"
 
 
 def test_a_job_without_copies_whose_shards_move(cluster: FakeReplicas) -> None:

@@ -80,7 +80,7 @@ def rebalance(
     best = min(whole, key=lambda it: (miss(there[it].nbytes), it), default=None)
     if splits and (best is None or miss(there[best].nbytes) > least):
         parted = min(there, key=lambda it: (-there[it].nbytes, it))
-        part = _part(parted, there[parted].shards, wanted + least)
+        part = _part(parted, there[parted].shards, wanted)
         nbytes = sum(there[parted].shards[it] for it in part)
         improves = best is None or miss(nbytes) + least < miss(there[best].nbytes)
         if least <= nbytes <= gap - least and improves:
@@ -88,13 +88,17 @@ def rebalance(
     return None if best is None else Move(best, emptiest)
 
 
-def _part(group: int, shards: Mapping[int, int], most: float) -> tuple[int, ...]:
-    """Returns shards of a group with at most so many bytes, as many as possible, without that which names it."""
-    part, left = [], most
-    for shard in sorted(shards, key=lambda it: (-shards[it], it)):
-        if shard != group and shards[shard] <= left:
+def _part(group: int, shards: Mapping[int, int], wanted: float) -> tuple[int, ...]:
+    """Returns shards of a group with about so many bytes, without the shard that names it."""
+    part, left, rest = [], wanted, []
+    for shard in sorted(shards.keys() - {group}, key=lambda it: (-shards[it], it)):
+        if shards[shard] <= left:
             part.append(shard)
             left -= shards[shard]
+        else:
+            rest.append(shard)
+    if rest and shards[rest[-1]] - left < left:  # then one shard too many is nearer than one too few
+        part.append(rest[-1])
     return tuple(sorted(part))
 
 

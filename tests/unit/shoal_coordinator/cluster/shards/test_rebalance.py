@@ -1,5 +1,6 @@
 """Decisions about what moves, so that the servers of a job have equal shares."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,7 +57,20 @@ def test_a_new_server_gets_its_share_of_each() -> None:
     found, moves = evened(found, names := servers("a", "b", "c"))
     loads = loads_of(found, names)
     assert moves == 2
-    assert max(loads.values()) - min(loads.values()) <= 2 * TOLERANCE * sum(loads.values()) / 3
+    assert max(loads.values()) - min(loads.values()) <= TOLERANCE * sum(loads.values()) / 3
+
+
+@pytest.mark.parametrize("before", range(1, 8))
+def test_all_have_their_share_within_a_tenth_after_one_more_came(before: int) -> None:
+    """A job has 16 shards a server."""
+    found = {
+        16 * server: GroupLoad(f"s{server}", {16 * server + shard: 4 * MB for shard in range(16)})
+        for server in range(before)
+    }
+    found, moves = evened(found, names := servers(*(f"s{it}" for it in range(before + 1))))
+    loads, mean = loads_of(found, names), 64 * MB * before / (before + 1)
+    assert moves == before
+    assert all(abs(it - mean) <= TOLERANCE * mean for it in loads.values())
 
 
 def test_a_server_that_is_back_gets_the_groups_that_it_had() -> None:
