@@ -65,6 +65,15 @@ MaxReaderBytes = Annotated[
         "container or the machine.",
     ),
 ]
+CopyBandwidth = Annotated[
+    int,
+    typer.Option(
+        envvar="SHOAL_COPY_BANDWIDTH",
+        min=0,
+        help="Limit of the MB/s at which this server sends copies of shards to other servers, all copies together. "
+        "Training keeps the rest of the network. The value 0 means no limit.",
+    ),
+]
 Grace = Annotated[
     float,
     typer.Option(
@@ -98,6 +107,7 @@ class ServerOptions:
     host_lanes: HostLanes = 768
     max_shard_bytes: MaxShardBytes = 0
     max_reader_bytes: MaxReaderBytes = 0
+    copy_bandwidth: CopyBandwidth = 512
     checkpoints: flags.Checkpoints = ""
     audit_log: AuditLog = ""
     retry_for: flags.RetryFor = 30.0
@@ -150,6 +160,7 @@ def server(options: ServerOptions) -> None:
             host_lanes=options.host_lanes,
             max_shard_bytes=options.max_shard_bytes,
             max_reader_bytes=options.max_reader_bytes,
+            copy_bandwidth=options.copy_bandwidth,
             checkpoints=options.checkpoints,
             audit_log=options.audit_log,
             retry_for_s=options.retry_for,

@@ -24,7 +24,7 @@ from shoal_server.metrics import ServerMetrics
 from shoal_server.norm_sender import NormSender
 from shoal_server.optimizers import compilation, kernels
 from shoal_server.pools import call_pools
-from shoal_server.replication import Backups, Copies
+from shoal_server.replication import Backups, Copies, CopyPace
 from shoal_server.serving import (
     SERVICE,
     DataService,
@@ -60,6 +60,7 @@ class ServerConfig:
     host_lanes: int = catalogue.HOST_LANES.default
     max_shard_bytes: int = 0
     max_reader_bytes: int = 0
+    copy_bandwidth: int = 512
     checkpoints: str = ""
     retry_for_s: float = 30.0
     leave_grace_s: float = 60.0
@@ -99,7 +100,9 @@ class Server:
         self.authorizer = Authorizer(server=config.name)  # refuses all calls until the server is registered
         backups = Backups(self.store, self.authorizer, self._on_broken_copy)
         self._service = DataService(self.store, metrics, self.authorizer, backups)
-        self._copies = Copies(self.store, self._identity, self._on_broken_copy)
+        self._copies = Copies(
+            self.store, self._identity, self._on_broken_copy, CopyPace(config.copy_bandwidth * 1_000_000)
+        )
         self._audit = AuditLog("server", audit_file(config.audit_log, config.name), registry)
         with ExitStack() as undo:
             undo.callback(self._audit.close)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from shoal import errors
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.calling_server import CallingServer
+from shoal_server.replication.copy_pace import CopyPace
 from shoal_server.replication.primary_link import PrimaryLink
 from shoal_server.shards import CopyState, ShardStore
 
@@ -17,12 +18,18 @@ class Copies:
         store: the shards.
         identity: returns who this server is in its calls to the other servers of a job.
         on_broken: called on any thread when a complete copy was lost.
+        pace: bounds the bytes a second of all copies; None means no bound.
     """
 
     def __init__(
-        self, store: ShardStore, identity: Callable[[str], CallingServer], on_broken: Callable[[], object] = bool
+        self,
+        store: ShardStore,
+        identity: Callable[[str], CallingServer],
+        on_broken: Callable[[], object] = bool,
+        pace: CopyPace | None = None,
     ) -> None:
         self._store, self._identity, self._on_broken = store, identity, on_broken
+        self._pace = pace or CopyPace()
         self._lock = threading.Lock()  # guards _by_group; nothing is called under it
         self._by_group: dict[tuple[str, int], PrimaryLink] = {}  # by job and number of the group
 
@@ -46,7 +53,7 @@ class Copies:
                 link = None  # of an earlier decision, or of a group that was split
             made = None
             if link is None:
-                made = self._by_group[key] = link = PrimaryLink(group, request, identity, self._on_broken)
+                made = self._by_group[key] = link = PrimaryLink(group, request, identity, self._on_broken, self._pace)
         if made:
             made.start()
         if link.failure and link.log.state is not CopyState.BROKEN:

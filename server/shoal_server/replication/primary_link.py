@@ -29,6 +29,7 @@ from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import replica_pb2
 from shoal_server.calling_server import CallingServer
 from shoal_server.optimizers import compilation
+from shoal_server.replication.copy_pace import CopyPace
 from shoal_server.replication.pieces import RegionLayout, pieces_of, shared_piece
 from shoal_server.replication.shared_gradients import SHARED_FROM_BYTES, SharedGradients
 from shoal_server.shards import CopyStart, CopyState, InputLog, LockGroup, LockGroupEvent, Payload, encode_input
@@ -51,6 +52,7 @@ class PrimaryLink:
         request: names the group, the term and the backup's server.
         identity: who this server is.
         on_broken: called on any thread when the connection of a complete copy has broken.
+        pace: bounds the bytes a second of all copies; None means no bound.
 
     Attributes:
         group: as given.
@@ -65,6 +67,7 @@ class PrimaryLink:
         request: pb.AddBackupRequest,
         identity: CallingServer,
         on_broken: Callable[[], object] = bool,
+        pace: CopyPace | None = None,
     ) -> None:
         self.group, self._request, self._identity, self._on_broken = group, request, identity, on_broken
         self.log = InputLog(group.config.name, request.term, request.backup.server, self)
@@ -74,6 +77,7 @@ class PrimaryLink:
         self._inputs: Connection | None = None
         self._writable = select.poll()
         self._lanes: list[Connection] = []
+        self._pace, self._ended = pace or CopyPace(), threading.Event()
         self._closed = False
         self._pending: deque[Callable[[], replica_pb2.ReplicaInput]] = deque()  # each returns an input
         self._gradients, self._next_ticket = count(1), count(1)
@@ -146,6 +150,7 @@ class PrimaryLink:
 
     def close(self) -> None:
         self._closed = True
+        self._ended.set()
         for lane in [*self._lanes]:
             lane.close()
         self._pending.clear()
@@ -257,6 +262,7 @@ class PrimaryLink:
         for slab, snapshot in enumerate(start.snapshots):
             for slot, array in (("", snapshot.values), *snapshot.slots.items()):
                 for piece in pieces_of(array, gradient=0, slab=slab, slot=slot):
+                    self._pace.wait(len(piece[-1]), self._ended)
                     with self._sending:
                         if not self._attempt(Frame.SLOTS, [piece]):
                             return
