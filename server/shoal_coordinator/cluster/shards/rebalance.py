@@ -69,23 +69,41 @@ def rebalance(
     least = max(TOLERANCE * mean / 2, smallest_bytes)
     if gap <= max(TOLERANCE * mean, 2 * least):
         return None
-    wanted = min(loads[fullest] - mean, mean - loads[emptiest])
+    there = {number: group for number, group in groups.items() if group.server == fullest}
+    share = min(loads[fullest] - mean, mean - loads[emptiest])
+    for wanted in (share, gap / 2):  # shards may be too large for the share
+        # Less than the gap, so that the two servers come nearer to each other.
+        move = _best(there, emptiest, wanted, least, gap - least, splits=splits)
+        if move:
+            return move
+    return None
+
+
+def _best(
+    groups: Mapping[int, GroupLoad], server: str, wanted: float, least: float, most: float, *, splits: bool
+) -> Move | None:
+    """Returns the move of about so many bytes to a server; None if there is none.
+
+    Args:
+        groups: the lock groups of the server that has too many bytes.
+        server: member id of the other server.
+        wanted: bytes that should move.
+        least, most: bounds of the bytes that may move.
+        splits: whether a group may be split.
+    """
 
     def miss(nbytes: int) -> float:
         return abs(nbytes - wanted)
 
-    there = {number: group for number, group in groups.items() if group.server == fullest}
-    # Less than the gap, so that the two servers come nearer to each other.
-    whole = [number for number, group in there.items() if least <= group.nbytes <= gap - least]
-    best = min(whole, key=lambda it: (miss(there[it].nbytes), it), default=None)
-    if splits and (best is None or miss(there[best].nbytes) > least):
-        parted = min(there, key=lambda it: (-there[it].nbytes, it))
-        part = _part(parted, there[parted].shards, wanted)
-        nbytes = sum(there[parted].shards[it] for it in part)
-        improves = best is None or miss(nbytes) + least < miss(there[best].nbytes)
-        if least <= nbytes <= gap - least and improves:
-            return Move(parted, emptiest, part)
-    return None if best is None else Move(best, emptiest)
+    whole = [number for number, group in groups.items() if least <= group.nbytes <= most]
+    best = min(whole, key=lambda it: (miss(groups[it].nbytes), it), default=None)
+    if splits and (best is None or miss(groups[best].nbytes) > least):
+        parted = min(groups, key=lambda it: (-groups[it].nbytes, it))
+        part = _part(parted, groups[parted].shards, wanted)
+        nbytes = sum(groups[parted].shards[it] for it in part)
+        if least <= nbytes <= most and (best is None or miss(nbytes) + least < miss(groups[best].nbytes)):
+            return Move(parted, server, part)
+    return None if best is None else Move(best, server)
 
 
 def _part(group: int, shards: Mapping[int, int], wanted: float) -> tuple[int, ...]:

@@ -69,7 +69,7 @@ def test_all_have_their_share_within_a_tenth_after_one_more_came(before: int) ->
     }
     found, moves = evened(found, names := servers(*(f"s{it}" for it in range(before + 1))))
     loads, mean = loads_of(found, names), 64 * MB * before / (before + 1)
-    assert moves == before
+    assert moves <= before + 1
     assert all(abs(it - mean) <= TOLERANCE * mean for it in loads.values())
 
 
