@@ -175,6 +175,10 @@ class UnknownMember(ShoalError, code="UNKNOWN_MEMBER", status="NOT_FOUND"):
     """The coordinator remembers no member of that id."""
 
 
+class ServerNeeded(ShoalError, code="SERVER_NEEDED", status="FAILED_PRECONDITION"):
+    """A server was not drained: jobs would lose their values, or have no other server. The message names them."""
+
+
 class DuplicateMember(ShoalError, code="DUPLICATE_MEMBER", status="ALREADY_EXISTS"):
     """Another live process has this member id. Give each process its own id."""
 
@@ -328,6 +332,7 @@ __all__ = [
     "RankLost",
     "RanksDisagree",
     "SecretRefused",
+    "ServerNeeded",
     "ShoalError",
     "StaleGeneration",
     "StartFailed",

@@ -82,6 +82,8 @@ class ClusterLog:
             case events.DrainRequested(member, incarnation) if self._draining.get(member) != incarnation:
                 self._draining[member] = incarnation
                 _log.info("member drains", member=member, incarnation=incarnation)
+            case events.DrainOrdered(member, order):
+                _log.info("a user drains a server", member=member, stay=order.stay, force=order.force)
             case events.MemberLeft(member, incarnation):
                 self._draining.pop(member, None)
                 _log.info("member left", member=member, incarnation=incarnation)

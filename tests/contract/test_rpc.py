@@ -28,7 +28,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
             raise self.failure
         return coordinator_pb2.GetStatusReply(cluster="c")
 
-    Register = Heartbeat = Leave = Drain = GetStatus
+    Register = Heartbeat = Leave = Drain = DrainServer = GetStatus
 
 
 class CoordinatorServer(_rpc.RpcServer):
@@ -118,6 +118,9 @@ def test_methods_may_have_their_messages_as_bytes() -> None:
             return coordinator_pb2.LeaveReply().SerializeToString()
 
         def Drain(self, *_: object) -> coordinator_pb2.DrainReply:
+            raise NotImplementedError
+
+        def DrainServer(self, *_: object) -> coordinator_pb2.DrainServerReply:
             raise NotImplementedError
 
         def GetStatus(self, *_: object) -> coordinator_pb2.GetStatusReply:

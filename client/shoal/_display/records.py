@@ -278,6 +278,9 @@ def member(member: MemberStatus, late_s: float = LATE_S) -> dict[str, Any]:
         "load": server_load(member.load),
         "draining": member.draining,
         "moving_groups": member.moving_groups,
+        "waiting_jobs": list(member.waiting_jobs),
+        "drained": member.drained,
+        "ended_jobs": list(member.ended_jobs),
     }
 
 

@@ -31,6 +31,7 @@ _BY_SERVICE: dict[str, dict[str, Audited]] = {
         "Heartbeat": _REFUSED,
         "Leave": _ALWAYS,
         "Drain": _ALWAYS,
+        "DrainServer": _ALWAYS,
         "GetStatus": _REFUSED,
     },
     "shoal.v1.Jobs": {

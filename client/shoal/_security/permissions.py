@@ -51,6 +51,7 @@ _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
         "Heartbeat": _MEMBERS,
         "Leave": _MEMBERS,
         "Drain": frozenset({_ADMIN, _SERVER}),
+        "DrainServer": frozenset({_ADMIN}),
         "GetStatus": _READERS | {_WORKER, _SERVER},
     },
     "shoal.v1.Jobs": {
@@ -140,6 +141,7 @@ _USES = {
     "ListGroups": "list groups (`shoal groups`)",
     "GetGroup": "read the timings of groups (`shoal timings`)",
     "GetLoginLink": "log in to the page (`shoal page`)",
+    "DrainServer": "drain servers (`shoal drain`)",
     "CreateToken": "make tokens (`shoal token create`)",
     "RevokeToken": "revoke tokens (`shoal token revoke`)",
     "ListTokens": "list tokens (`shoal token ls`)",

@@ -132,6 +132,9 @@ class MemberStatus:
         load: latest reported load of a server.
         draining: whether it is a server that drains, or that drained before it left or was lost.
         moving_groups: lock groups that still have a copy on a draining server and move to other servers.
+        waiting_jobs: names of the live jobs that a draining server waits for; at most 100.
+        drained: whether no live job needs a draining server any more, or needed it when it left.
+        ended_jobs: names of the ended jobs whose values leave with a draining server; at most 100.
     """
 
     member: str
@@ -148,6 +151,9 @@ class MemberStatus:
     load: ServerLoad = ServerLoad()
     draining: bool = False
     moving_groups: int = 0
+    waiting_jobs: tuple[str, ...] = ()
+    drained: bool = False
+    ended_jobs: tuple[str, ...] = ()
 
     @classmethod
     def from_proto(cls, message: coordinator_pb2.Member) -> "MemberStatus":
@@ -167,6 +173,9 @@ class MemberStatus:
             load=ServerLoad.from_proto(message.load),
             draining=message.draining,
             moving_groups=message.moving_groups,
+            waiting_jobs=tuple(message.waiting_jobs),
+            drained=message.drained,
+            ended_jobs=tuple(message.ended_jobs),
         )
 
 

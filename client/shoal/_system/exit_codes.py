@@ -18,10 +18,12 @@ _EXIT_CODES: Mapping[type[errors.ShoalError], int] = {
     errors.UnknownJob: UNKNOWN,
     errors.UnknownCheckpoint: UNKNOWN,
     errors.UnknownGroup: UNKNOWN,
+    errors.UnknownMember: UNKNOWN,
     errors.JobExists: CONFLICT,
     errors.JobRunning: CONFLICT,
     errors.JobEnded: CONFLICT,
     errors.NotPlaced: CONFLICT,
+    errors.ServerNeeded: CONFLICT,
     errors.DeadlineExceeded: TIMEOUT,
 }
 

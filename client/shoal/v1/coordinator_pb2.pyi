@@ -344,6 +344,8 @@ class HeartbeatReply(_message.Message):
     REVOKED_TOKENS_FIELD_NUMBER: _builtins.int
     SUBMITTER_ROLE_FIELD_NUMBER: _builtins.int
     REVOKED_REVISION_FIELD_NUMBER: _builtins.int
+    DRAINS_FIELD_NUMBER: _builtins.int
+    LEAVE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job that the worker should work on. If empty, the worker stops what it runs."""
     assignment: _builtins.int
@@ -360,6 +362,10 @@ class HeartbeatReply(_message.Message):
     """
     revoked_revision: _builtins.int
     """The revision of the revoked tokens. It is the same after a restart of the coordinator. 0 if none is revoked."""
+    drains: _builtins.bool
+    """Whether a user has ordered that this server drains (Coordinator.DrainServer). It then reports that it is not ready."""
+    leave: _builtins.bool
+    """Whether this server has to end now, because it was ordered to drain and no live job needs it any more."""
     @_builtins.property
     def revoked_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of all tokens that were revoked and have not expired. Tickets made for them are refused. Empty if the member
@@ -377,10 +383,12 @@ class HeartbeatReply(_message.Message):
         revoked_tokens: _abc.Iterable[_builtins.str] | None = ...,
         submitter_role: _builtins.str = ...,
         revoked_revision: _builtins.int = ...,
+        drains: _builtins.bool = ...,
+        leave: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "heartbeat_interval_s", b"heartbeat_interval_s", "job", b"job", "program", b"program", "revoked_revision", b"revoked_revision", "revoked_tokens", b"revoked_tokens", "submitter", b"submitter", "submitter_role", b"submitter_role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "drains", b"drains", "heartbeat_interval_s", b"heartbeat_interval_s", "job", b"job", "leave", b"leave", "program", b"program", "revoked_revision", b"revoked_revision", "revoked_tokens", b"revoked_tokens", "submitter", b"submitter", "submitter_role", b"submitter_role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -497,6 +505,64 @@ class DrainReply(_message.Message):
 Global___DrainReply: _TypeAlias = DrainReply  # noqa: Y015
 
 @_typing.final
+class DrainServerRequest(_message.Message):
+    """Request of Coordinator.DrainServer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    STAY_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    member: _builtins.str
+    """The member id of the server."""
+    incarnation: _builtins.int
+    """The incarnation that has to drain. 0 means the newest one."""
+    stay: _builtins.bool
+    """Whether the server stays a member when it is drained, until it is stopped. If not, its process ends by itself."""
+    force: _builtins.bool
+    """Whether the server drains even if live jobs then lose their values, or have no other server."""
+    def __init__(
+        self,
+        *,
+        member: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        stay: _builtins.bool = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "incarnation", b"incarnation", "member", b"member", "stay", b"stay"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainServerRequest: _TypeAlias = DrainServerRequest  # noqa: Y015
+
+@_typing.final
+class DrainServerReply(_message.Message):
+    """Reply of Coordinator.DrainServer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def server(self) -> Global___Member:
+        """The server, after the order."""
+
+    def __init__(
+        self,
+        *,
+        server: Global___Member | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainServerReply: _TypeAlias = DrainServerReply  # noqa: Y015
+
+@_typing.final
 class GetStatusRequest(_message.Message):
     """Request of Coordinator.GetStatus."""
 
@@ -542,6 +608,9 @@ class Member(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     MOVING_GROUPS_FIELD_NUMBER: _builtins.int
+    WAITING_JOBS_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
+    ENDED_JOBS_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     role: Global___Role.ValueType
     """What the member is."""
@@ -567,9 +636,19 @@ class Member(_message.Message):
     """Whether a server drains, or drained before it left or was lost."""
     moving_groups: _builtins.int
     """The lock groups that still have a copy on a draining server and move to other servers."""
+    drained: _builtins.bool
+    """Whether no live job needs a server any more that was ordered to drain (DrainServer), or needed it when it left."""
     @_builtins.property
     def load(self) -> Global___ServerLoad:
         """A server's load as of its last heartbeat."""
+
+    @_builtins.property
+    def waiting_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The live jobs that a draining server waits for: they move off it, or are being saved. At most 100."""
+
+    @_builtins.property
+    def ended_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The ended jobs whose values leave with a draining server. At most 100."""
 
     def __init__(
         self,
@@ -588,10 +667,13 @@ class Member(_message.Message):
         load: Global___ServerLoad | None = ...,
         draining: _builtins.bool = ...,
         moving_groups: _builtins.int = ...,
+        waiting_jobs: _abc.Iterable[_builtins.str] | None = ...,
+        drained: _builtins.bool = ...,
+        ended_jobs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "alive", b"alive", "bytes", b"bytes", "device", b"device", "draining", b"draining", "incarnation", b"incarnation", "job", b"job", "load", b"load", "member", b"member", "metrics_address", b"metrics_address", "moving_groups", b"moving_groups", "role", b"role", "shards", b"shards", "silent_s", b"silent_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "alive", b"alive", "bytes", b"bytes", "device", b"device", "drained", b"drained", "draining", b"draining", "ended_jobs", b"ended_jobs", "incarnation", b"incarnation", "job", b"job", "load", b"load", "member", b"member", "metrics_address", b"metrics_address", "moving_groups", b"moving_groups", "role", b"role", "shards", b"shards", "silent_s", b"silent_s", "waiting_jobs", b"waiting_jobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

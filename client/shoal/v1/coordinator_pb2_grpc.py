@@ -55,6 +55,11 @@ class CoordinatorStub:
                 request_serializer=shoal_dot_v1_dot_coordinator__pb2.DrainRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_coordinator__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.DrainServer = channel.unary_unary(
+                '/shoal.v1.Coordinator/DrainServer',
+                request_serializer=shoal_dot_v1_dot_coordinator__pb2.DrainServerRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_coordinator__pb2.DrainServerReply.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/shoal.v1.Coordinator/GetStatus',
                 request_serializer=shoal_dot_v1_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
@@ -105,6 +110,18 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainServer(self, request, context):
+        """Orders that a server drains, for a user. The coordinator does the same as for Drain, without a limit of time, and the
+        server learns of it by its next heartbeat. When no live job needs the server, it leaves, unless it has to stay. The
+        call does not wait for that: Member.drained tells it. A repeat replaces `stay` and `force`, and changes nothing else.
+        If the server has left because of such an order, the call succeeds. Returns NOT_FOUND, UNKNOWN_MEMBER if there is no
+        live member of that id; INVALID_ARGUMENT, BAD_REQUEST if the member is not a server; ABORTED, FENCED if it has another
+        incarnation; and FAILED_PRECONDITION, SERVER_NEEDED if jobs would lose their values or have no other server.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if page_size is
         above its limit, or if page_token is not a token from a reply.
@@ -135,6 +152,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=shoal_dot_v1_dot_coordinator__pb2.DrainRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_coordinator__pb2.DrainReply.SerializeToString,
+            ),
+            'DrainServer': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainServer,
+                    request_deserializer=shoal_dot_v1_dot_coordinator__pb2.DrainServerRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_coordinator__pb2.DrainServerReply.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -251,6 +273,33 @@ class Coordinator:
             '/shoal.v1.Coordinator/Drain',
             shoal_dot_v1_dot_coordinator__pb2.DrainRequest.SerializeToString,
             shoal_dot_v1_dot_coordinator__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainServer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Coordinator/DrainServer',
+            shoal_dot_v1_dot_coordinator__pb2.DrainServerRequest.SerializeToString,
+            shoal_dot_v1_dot_coordinator__pb2.DrainServerReply.FromString,
             options,
             channel_credentials,
             insecure,

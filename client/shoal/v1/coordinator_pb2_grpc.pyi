@@ -59,6 +59,14 @@ class CoordinatorStub:
     Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the
     member is not a server.
     """
+    DrainServer: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.DrainServerRequest, _coordinator_pb2.DrainServerReply]
+    """Orders that a server drains, for a user. The coordinator does the same as for Drain, without a limit of time, and the
+    server learns of it by its next heartbeat. When no live job needs the server, it leaves, unless it has to stay. The
+    call does not wait for that: Member.drained tells it. A repeat replaces `stay` and `force`, and changes nothing else.
+    If the server has left because of such an order, the call succeeds. Returns NOT_FOUND, UNKNOWN_MEMBER if there is no
+    live member of that id; INVALID_ARGUMENT, BAD_REQUEST if the member is not a server; ABORTED, FENCED if it has another
+    incarnation; and FAILED_PRECONDITION, SERVER_NEEDED if jobs would lose their values or have no other server.
+    """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusReply]
     """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if page_size is
     above its limit, or if page_token is not a token from a reply.
@@ -91,6 +99,14 @@ class CoordinatorAsyncStub(CoordinatorStub):
     has fewer servers than before, it waits for a limited time, in which the server may register again under its id.
     Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the
     member is not a server.
+    """
+    DrainServer: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DrainServerRequest, _coordinator_pb2.DrainServerReply]  # type: ignore[assignment]
+    """Orders that a server drains, for a user. The coordinator does the same as for Drain, without a limit of time, and the
+    server learns of it by its next heartbeat. When no live job needs the server, it leaves, unless it has to stay. The
+    call does not wait for that: Member.drained tells it. A repeat replaces `stay` and `force`, and changes nothing else.
+    If the server has left because of such an order, the call succeeds. Returns NOT_FOUND, UNKNOWN_MEMBER if there is no
+    live member of that id; INVALID_ARGUMENT, BAD_REQUEST if the member is not a server; ABORTED, FENCED if it has another
+    incarnation; and FAILED_PRECONDITION, SERVER_NEEDED if jobs would lose their values or have no other server.
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusReply]  # type: ignore[assignment]
     """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if page_size is
@@ -145,6 +161,20 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         has fewer servers than before, it waits for a limited time, in which the server may register again under its id.
         Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the
         member is not a server.
+        """
+
+    @_abc_1.abstractmethod
+    def DrainServer(
+        self,
+        request: _coordinator_pb2.DrainServerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.DrainServerReply, _abc.Awaitable[_coordinator_pb2.DrainServerReply]]:
+        """Orders that a server drains, for a user. The coordinator does the same as for Drain, without a limit of time, and the
+        server learns of it by its next heartbeat. When no live job needs the server, it leaves, unless it has to stay. The
+        call does not wait for that: Member.drained tells it. A repeat replaces `stay` and `force`, and changes nothing else.
+        If the server has left because of such an order, the call succeeds. Returns NOT_FOUND, UNKNOWN_MEMBER if there is no
+        live member of that id; INVALID_ARGUMENT, BAD_REQUEST if the member is not a server; ABORTED, FENCED if it has another
+        incarnation; and FAILED_PRECONDITION, SERVER_NEEDED if jobs would lose their values or have no other server.
         """
 
     @_abc_1.abstractmethod

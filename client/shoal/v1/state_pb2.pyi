@@ -83,6 +83,8 @@ class MemberRecord(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
     HAS_SECRET_FIELD_NUMBER: _builtins.int
+    DRAIN_ORDER_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The member's newest incarnation."""
     enrolled: _builtins.bool
@@ -103,9 +105,15 @@ class MemberRecord(_message.Message):
     """Whether the process got a secret when it registered, which its later calls show. It is false for members of a
     cluster that asked for no tokens, and for those that registered with an earlier version.
     """
+    drained: _builtins.bool
+    """Whether no live job needs this draining server any more."""
     @_builtins.property
     def registration(self) -> _coordinator_pb2.RegisterRequest:
         """What the member has registered with."""
+
+    @_builtins.property
+    def drain_order(self) -> Global___DrainOrder:
+        """The order of a user that this incarnation of a server drains. Not set if there is none."""
 
     def __init__(
         self,
@@ -118,14 +126,42 @@ class MemberRecord(_message.Message):
         draining: _builtins.bool = ...,
         holder: _builtins.str = ...,
         has_secret: _builtins.bool = ...,
+        drain_order: Global___DrainOrder | None = ...,
+        drained: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["registration", b"registration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain_order", b"drain_order", "registration", b"registration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead", "draining", b"draining", "enrolled", b"enrolled", "has_secret", b"has_secret", "holder", b"holder", "incarnation", b"incarnation", "last_seen", b"last_seen", "registration", b"registration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead", "drain_order", b"drain_order", "drained", b"drained", "draining", b"draining", "enrolled", b"enrolled", "has_secret", b"has_secret", "holder", b"holder", "incarnation", b"incarnation", "last_seen", b"last_seen", "registration", b"registration"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MemberRecord: _TypeAlias = MemberRecord  # noqa: Y015
+
+@_typing.final
+class DrainOrder(_message.Message):
+    """The order of a user that a server drains (Coordinator.DrainServer)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAY_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    stay: _builtins.bool
+    """DrainServerRequest.stay."""
+    force: _builtins.bool
+    """DrainServerRequest.force."""
+    def __init__(
+        self,
+        *,
+        stay: _builtins.bool = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "stay", b"stay"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainOrder: _TypeAlias = DrainOrder  # noqa: Y015
 
 @_typing.final
 class SubmissionRecord(_message.Message):

@@ -21,7 +21,7 @@ from shoal.v1 import coordinator_pb2, job_pb2
 from shoal_coordinator.access import Revocations
 from shoal_coordinator.cluster import ListedJob, token_after_job, token_after_member
 from shoal_coordinator.job import JobView
-from shoal_coordinator.messages import Assignment, progress_message, state_code
+from shoal_coordinator.messages import HeartbeatResult, progress_message, state_code
 
 M = TypeVar("M", bound=Message)
 
@@ -112,12 +112,12 @@ def timings_message(timings: Timings) -> job_pb2.GetTimingsReply:
 
 
 def heartbeat_message(
-    assignment: Assignment | None, interval_s: float, revocations: Revocations, known_revision: int
+    result: HeartbeatResult, interval_s: float, revocations: Revocations, known_revision: int
 ) -> coordinator_pb2.HeartbeatReply:
     """Encodes the reply to a heartbeat.
 
     Args:
-        assignment: what a worker should work on; None for nothing.
+        result: what the member has to do.
         interval_s: the seconds to its next heartbeat.
         revocations: the revoked tokens.
         known_revision: the revision of them that the member knows.
@@ -128,7 +128,8 @@ def heartbeat_message(
     reply = coordinator_pb2.HeartbeatReply(heartbeat_interval_s=interval_s, revoked_revision=revocations.revision)
     if known_revision != revocations.revision:
         reply.revoked_tokens.extend(revocations.tokens)
-    if assignment:
+    reply.drains, reply.leave = result.drains, result.leave
+    if assignment := result.assignment:
         reply.job, reply.assignment, reply.program = assignment.job, assignment.number, assignment.program
         reply.submitter, reply.submitter_role = assignment.submitter, assignment.submitter_role
     return reply
@@ -183,7 +184,7 @@ def cluster_message(status: ClusterStatus, count: int) -> coordinator_pb2.GetSta
             is a next page.
         count: the page's number of members.
     """
-    shown = _page(map(_member_message, status.members), count)
+    shown = _page(map(member_message, status.members), count)
     return coordinator_pb2.GetStatusReply(
         cluster=status.cluster,
         generation=status.generation,
@@ -231,7 +232,8 @@ def _listed_job_message(status: JobStatus) -> job_pb2.JobStatus:
     return message
 
 
-def _member_message(member: MemberStatus) -> coordinator_pb2.Member:
+def member_message(member: MemberStatus) -> coordinator_pb2.Member:
+    """Encodes the status of a member."""
     return coordinator_pb2.Member(
         member=member.member,
         role=role_code(member.role),
@@ -247,4 +249,7 @@ def _member_message(member: MemberStatus) -> coordinator_pb2.Member:
         load=member.load.to_proto() if member.role is Role.SERVER else None,
         draining=member.draining,
         moving_groups=member.moving_groups,
+        waiting_jobs=member.waiting_jobs,
+        drained=member.drained,
+        ended_jobs=member.ended_jobs,
     )

@@ -26,7 +26,7 @@ from shoal_coordinator.cluster import JobLimits, interval_told_s, job_before, me
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.decision import Check
 from shoal_coordinator.member_holders import speaks_for
-from shoal_coordinator.messages import events
+from shoal_coordinator.messages import DrainOrder, events
 
 _log = structlog.get_logger(__name__)
 
@@ -71,9 +71,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         if load:
             checks.check_load(load)
         heartbeat = events.HeartbeatReceived(request.member, request.incarnation, request.shards, request.bytes, load)
-        assignment = self._coordinator.handle(heartbeat, speaks_for(_rpc.caller(), request.member, request.incarnation))
+        result = self._coordinator.handle(heartbeat, speaks_for(_rpc.caller(), request.member, request.incarnation))
         interval_s = interval_told_s(self._coordinator.heartbeat_interval_s, server=load is not None)
-        return codecs.heartbeat_message(assignment, interval_s, revocations_of(self._access), request.revoked_revision)
+        return codecs.heartbeat_message(result, interval_s, revocations_of(self._access), request.revoked_revision)
 
     @_rpc.servicer
     def Leave(self, request: members_pb.LeaveRequest, _: grpc.ServicerContext) -> members_pb.LeaveReply:
@@ -88,6 +88,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         drain = events.DrainRequested(request.member, request.incarnation, left_s)
         jobs = self._coordinator.handle(drain, speaks_for(_rpc.caller(), request.member, request.incarnation))
         return members_pb.DrainReply(jobs=jobs)
+
+    @_rpc.servicer
+    def DrainServer(
+        self, request: members_pb.DrainServerRequest, _: grpc.ServicerContext
+    ) -> members_pb.DrainServerReply:
+        order = DrainOrder(stay=request.stay, force=request.force)
+        self._coordinator.handle(events.DrainOrdered(request.member, order, request.incarnation))
+        with self._coordinator.reading() as (cluster, now):
+            found = cluster.find_member(request.member)
+            [server] = cluster.listing.statuses([found] if found else [], now)
+        return members_pb.DrainServerReply(server=codecs.member_message(server))
 
     @_rpc.servicer
     def GetStatus(self, request: members_pb.GetStatusRequest, _: grpc.ServicerContext) -> members_pb.GetStatusReply:

@@ -3,8 +3,9 @@
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from shoal import errors
 from shoal._limits import catalogue
@@ -17,6 +18,8 @@ from shoal_coordinator.job import JobMachine
 
 # Jobs or members of a page: the default, and the limit PAGE_SIZE.
 DEFAULT_PAGE_SIZE, PAGE_SIZE = 200, catalogue.PAGE_SIZE.default
+# Jobs that the status of a draining server names.
+_NAMED_JOBS = 100
 # Limit of a token. The longest has 94 characters.
 _TOKEN_CHARACTERS = 256
 _JOB_POSITION, _MEMBER_POSITION = re.compile(r"job:([0-9]{1,20})"), re.compile(r"member:([a-z0-9-]{1,63})")
@@ -46,10 +49,16 @@ class Listing:
     Args:
         jobs: the jobs.
         members: the members.
+        needs: returns whether a draining server has to stay because of a live job.
     """
 
-    def __init__(self, jobs: JobTable, members: Membership) -> None:
-        self._jobs, self._members = jobs, members
+    def __init__(
+        self,
+        jobs: JobTable,
+        members: Membership,
+        needs: Callable[[JobMachine, Member], bool] = lambda _job, _member: False,
+    ) -> None:
+        self._jobs, self._members, self._needs = jobs, members, needs
 
     def jobs(self, now: float, count: int, before: int | None = None) -> list[ListedJob]:
         """Returns the status of jobs, newest first.
@@ -123,11 +132,25 @@ class Listing:
         if not (member.draining and member.alive and member.role is Role.SERVER):
             return status
         groups = sum(it.has_copy_on(member.id) for job in self._jobs.live for it in job.copies.groups)
-        return replace(status, moving_groups=groups)
+        waiting = (job.ref.name for job in self._jobs.live if self._needs(job, member))
+        ended = (job.ref.name for job in self._jobs.values() if job.ended and _only_copy_on(job, member))
+        return replace(
+            status,
+            moving_groups=groups,
+            waiting_jobs=tuple(islice(waiting, _NAMED_JOBS)),
+            ended_jobs=tuple(islice(ended, _NAMED_JOBS)),
+        )
 
     def _job_of(self, member: Member) -> str:
         job = self._jobs.find_of(member.id) if member.alive else None
         return job.ref.name if job else ""
+
+
+def _only_copy_on(job: JobMachine, member: Member) -> bool:
+    """Returns whether a job loses values if a server leaves."""
+    if job.copies.groups:
+        return any(it.primary.member == member.id and not it.backup for it in job.copies.groups)
+    return any(server.member == member.id for server in job.servers)
 
 
 def listed(job: JobMachine, now: float) -> ListedJob:

@@ -29,11 +29,11 @@ from shoal_coordinator.cluster.user_requests import UserRequests
 from shoal_coordinator.cluster.worker_requests import WorkerRequests
 from shoal_coordinator.job import JobCounters, JobMachine
 from shoal_coordinator.messages import (
-    Assignment,
     CommitCheckpoint,
     DropCopy,
     DropShards,
     Effect,
+    HeartbeatResult,
     JobRef,
     RegisterResult,
     RemoveWorker,
@@ -71,7 +71,6 @@ class Cluster:
         self._members.shortest_interval_s = policy.heartbeat_interval_s
         self._jobs = JobTable(self._dirty.job_event, policy.keep_finished, policy.event_bytes)
         self.take_changed_jobs = self._dirty.take_changed_jobs
-        self.listing = Listing(self._jobs, self._members)
         self.counters = JobCounters()
         self._expired_at = now  # when heartbeat timeouts were last checked
         self._lost: dict[str, Role] = {}  # members declared lost since the last `TimePassed`
@@ -85,11 +84,13 @@ class Cluster:
         self._scheduler = Scheduler(self._members, self._jobs, emit, self._dirty.counts, policy.placement, self._copies)
         patience_s = 2 * max(policy.heartbeat_timeout_s, RETURN_S)
         self._outcomes = OutcomeHandler(self._jobs, self._members, pending, emit, schedule, patience_s, self._copies)
+        draining = self._outcomes.draining
+        self.listing = Listing(self._jobs, self._members, draining.needs)
         self._worker_requests = WorkerRequests(
             self._jobs, self._members, self._scheduler, self._outcomes, emit, schedule, policy.jobs, self._copies
         )
         self._user_requests = UserRequests(
-            self._jobs, self._dirty, self.counters, self._emit, self._schedule, self._forget, policy
+            self._jobs, self._dirty, self.counters, emit, schedule, self._forget, policy, self._members, draining
         )
         self._handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
             events.TimePassed: self._time_passed,
@@ -309,12 +310,13 @@ class Cluster:
             self._schedule(now)
         return RegisterResult(member.incarnation)
 
-    def _heartbeat_received(self, event: events.HeartbeatReceived, now: float) -> Assignment | None:
+    def _heartbeat_received(self, event: events.HeartbeatReceived, now: float) -> HeartbeatResult:
         member = self._members.heartbeat(event.member, event.incarnation, event.shards, event.bytes, now, event.load)
         if event.load and event.load.broken_replicas:
             self._copies.reported(member, event.load.broken_replicas, now)
         job = self._jobs.find_of(event.member)
-        return job.submission.assigned(job.assignment_of(event.member)) if job else None
+        assignment = job.submission.assigned(job.assignment_of(event.member)) if job else None
+        return HeartbeatResult(assignment, drains=member.order is not None, leave=member.has_to_leave)
 
     def _member_left(self, event: events.MemberLeft, now: float) -> None:
         if member := self._members.leave(event.member, event.incarnation, now):
@@ -327,9 +329,7 @@ class Cluster:
             raise errors.BadRequest(f"{member.id} is a {member.role.value}; only servers can be drained")
         draining.note_wait(member, event.left_s, now)
         if not member.draining:
-            self._members.start_draining(member)
-            for job in self._jobs.live:
-                draining.begin(job, now)
+            draining.start(member, now)
             self._schedule(now)
         return tuple(job.ref.name for job in self._jobs.live if draining.waits_for(member, job))
 
@@ -363,6 +363,7 @@ class Cluster:
         self._outcomes.draining.review(self._jobs.live, now)
         self._rebalancer.review(now)
         self._scheduler.schedule(now)
+        self._outcomes.draining.mark_drained()
         for job in self._jobs.oldest_ended():
             self._forget(job)
 

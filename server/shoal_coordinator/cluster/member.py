@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.status import MemberStatus, Role, ServerLoad
 from shoal.v1 import state_pb2
-from shoal_coordinator.messages import JobRef, Registration
+from shoal_coordinator.messages import DrainOrder, JobRef, Registration
 
 
 @dataclass(slots=True)
@@ -18,6 +18,8 @@ class Member:
         alive: False after the incarnation has ended. It never becomes True again.
         enrolled: whether a session has had its assignment. Each incarnation of a session gets one.
         draining: whether the member was asked to stop and finishes what others depend on. It never becomes False again.
+        order: the order of a user that a server drains; None if there is none.
+        drained: whether no live job needs a draining server any more. It never becomes False again.
         shards: number of shards that a server holds.
         bytes: bytes that a server holds.
         load: load of a server.
@@ -33,6 +35,8 @@ class Member:
     alive: bool = True
     enrolled: bool = False
     draining: bool = False
+    order: DrainOrder | None = None
+    drained: bool = False
     shards: int = 0
     bytes: int = 0
     load: ServerLoad = field(default_factory=ServerLoad)
@@ -50,6 +54,11 @@ class Member:
     def role(self) -> Role:
         """The member's role."""
         return self.registration.role
+
+    @property
+    def has_to_leave(self) -> bool:
+        """Whether a server has to end now, because it has drained as a user has ordered."""
+        return self.drained and self.order is not None and not self.order.stay
 
     @property
     def group(self) -> str:
@@ -73,6 +82,7 @@ class Member:
             job=job,
             load=self.load,
             draining=self.draining,
+            drained=self.drained and self.order is not None,
         )
 
     def to_proto(self) -> state_pb2.MemberRecord:
@@ -86,6 +96,8 @@ class Member:
             draining=self.draining,
             holder=self.registration.holder,
             has_secret=self.registration.has_secret,
+            drain_order=self.order.to_proto() if self.order else None,
+            drained=self.drained,
         )
 
     @classmethod
@@ -98,4 +110,6 @@ class Member:
             alive=not record.dead,
             enrolled=record.enrolled,
             draining=record.draining,
+            order=DrainOrder.from_proto(record.drain_order) if record.HasField("drain_order") else None,
+            drained=record.drained,
         )

@@ -18,7 +18,7 @@ from shoal.status import Role, ServerLoad
 from shoal_coordinator.cluster.expiry_breaker import ExpiryBreaker
 from shoal_coordinator.cluster.heartbeat_interval import CALLS_PER_S, LONGEST_S, heartbeat_interval_s
 from shoal_coordinator.cluster.member import Member
-from shoal_coordinator.messages import Registration, ServerRef
+from shoal_coordinator.messages import DrainOrder, Registration, ServerRef
 
 MAX_MEMBERS = catalogue.MAX_MEMBERS.default
 # Dead members are kept for the status: their number, and for how many seconds.
@@ -133,10 +133,12 @@ class Membership:
     def expected(self, now: float) -> dict[str, float]:
         """Returns the servers that are draining, or have left recently and may return under their ids.
 
+        A server that drains because a user has ordered it is not expected back.
+
         Returns:
             By id, the time until which each is expected; 0 if it has not left yet.
         """
-        draining = [member for member in self if member.draining and member.role is Role.SERVER]
+        draining = [it for it in self if it.draining and not it.order and it.role is Role.SERVER]
         until = {member.id: 0.0 if member.alive else member.last_seen + self._return_s for member in draining}
         return {member: end for member, end in until.items() if not end or now < end}
 
@@ -201,9 +203,14 @@ class Membership:
         """Returns whether the id belongs to a live server that is draining."""
         return self.is_alive(member) and self._members[member].draining
 
-    def start_draining(self, member: Member) -> None:
-        """Records that a server is draining; it stays alive until it leaves."""
-        member.draining = True
+    def start_draining(self, member: Member, order: DrainOrder | None = None) -> None:
+        """Records that a server is draining, perhaps by an order of a user; it stays alive until it leaves."""
+        member.draining, member.order = True, order or member.order
+        self._changed(member.id)
+
+    def mark_drained(self, member: Member) -> None:
+        """Records that no live job needs a draining server any more."""
+        member.drained = True
         self._changed(member.id)
 
     def check(self, member: str, incarnation: int) -> Member:

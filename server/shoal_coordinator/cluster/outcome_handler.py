@@ -54,7 +54,7 @@ class OutcomeHandler:
         patience_s: float,
         copies: CopyKeeper,
     ) -> None:
-        self._jobs, self._pending_effects = jobs, pending_effects
+        self._jobs, self._members, self._pending_effects = jobs, members, pending_effects
         self._emit, self._schedule = emit, schedule
         self._patience_s = patience_s
         self._copies = copies
@@ -115,7 +115,11 @@ class OutcomeHandler:
             announced: whether the server was draining.
             saved: a checkpoint that contains everything that the lost shards held, or None.
         """
-        effects = job.lose_shards(reason, self._patience_s, now, announced=announced, saved=saved)
+        # Other servers of the job are alive. It waits for those that drain, unless they are not to return.
+        servers = [self._members.find(it.member) for it in job.servers]
+        returns = not announced or any(it and it.draining and not it.order for it in servers)
+        patience_s = self._patience_s if returns else 0.0
+        effects = job.lose_shards(reason, patience_s, now, announced=announced, saved=saved)
         if not job.ended:
             self._pending_effects.abandon(job.ref)
         self._emit(effects)

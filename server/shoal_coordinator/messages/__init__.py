@@ -21,6 +21,7 @@ from shoal_coordinator.messages.copies import (
     SplitGroup,
 )
 from shoal_coordinator.messages.description import ProgramDescription, digest_of
+from shoal_coordinator.messages.drain_order import DrainOrder
 from shoal_coordinator.messages.effects import (
     AdmitWorker,
     CommitCheckpoint,
@@ -49,6 +50,7 @@ from shoal_coordinator.messages.registration import Registration
 from shoal_coordinator.messages.replies import (
     Assignment,
     DescribeResult,
+    HeartbeatResult,
     HoldResult,
     JoinResult,
     RegisterResult,
@@ -70,12 +72,14 @@ __all__ = [
     "CutHeld",
     "CutTaken",
     "DescribeResult",
+    "DrainOrder",
     "DropBackup",
     "DropCopy",
     "DropShards",
     "Effect",
     "GroupEffect",
     "GroupTold",
+    "HeartbeatResult",
     "HoldResult",
     "JobDescribed",
     "JobRecordKind",

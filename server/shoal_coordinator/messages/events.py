@@ -10,11 +10,12 @@ from shoal.optim import Schedule
 from shoal.status import Evaluation, JobStatus, RankTimes, Role, SavedCheckpoint, ServerLoad, StepTiming
 from shoal.v1 import state_pb2
 from shoal_coordinator.messages.description import ProgramDescription
+from shoal_coordinator.messages.drain_order import DrainOrder
 from shoal_coordinator.messages.refs import JobRef
 from shoal_coordinator.messages.registration import Registration
 from shoal_coordinator.messages.replies import (
-    Assignment,
     DescribeResult,
+    HeartbeatResult,
     HoldResult,
     JoinResult,
     RegisterResult,
@@ -53,7 +54,7 @@ class RegistrationReceived(ClusterEvent[RegisterResult]):
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatReceived(ClusterEvent[Assignment | None]):
+class HeartbeatReceived(ClusterEvent[HeartbeatResult]):
     """A member sent a heartbeat; a server includes its shards, bytes and load."""
 
     member: str
@@ -79,6 +80,21 @@ class DrainRequested(ClusterEvent[tuple[str, ...]]):
     member: str
     incarnation: int
     left_s: float | None = None  # seconds that the server will still wait; None: not known
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOrdered(ClusterEvent[None]):
+    """A user orders that a server drains.
+
+    Attributes:
+        member: member id of the server.
+        order: how it drains.
+        incarnation: the incarnation that has to drain; 0 for the newest one.
+    """
+
+    member: str
+    order: DrainOrder
+    incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

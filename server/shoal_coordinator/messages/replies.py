@@ -37,6 +37,21 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
+class HeartbeatResult:
+    """What a member has to do.
+
+    Attributes:
+        assignment: what a worker should train; None for nothing.
+        drains: whether a user has ordered that this server drains.
+        leave: whether this server has to end now, because it is drained.
+    """
+
+    assignment: Assignment | None = None
+    drains: bool = False
+    leave: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DescribeResult:
     """The cluster's response to a program description.
 

@@ -189,7 +189,8 @@ class Member:
             self.incarnation = reply.incarnation
             self._on_incarnation(self.incarnation)
         heartbeat = events.HeartbeatReceived(node.name, self.incarnation)
-        self._on_reply(await node.call(COORDINATOR, heartbeat, timeout_s=1.0))
+        reply = await node.call(COORDINATOR, heartbeat, timeout_s=1.0)
+        self._on_reply(reply.assignment)
 
     def _end(self) -> None:
         self.incarnation, self._renews = 0, False

@@ -29,6 +29,7 @@ from shoal_coordinator.messages import (
     BackupMade,
     CommitCheckpoint,
     CreateShards,
+    DrainOrder,
     DropBackup,
     DropCopy,
     DropShards,
@@ -164,7 +165,8 @@ class Rig:
         return self.join(Role.WORKER, *names)
 
     def beat(self, *names: str) -> list[Any]:
-        return [self.handle(events.HeartbeatReceived(name, self.lives[name])) for name in names]
+        """Lets members send heartbeats. Returns their assignments."""
+        return [self.handle(events.HeartbeatReceived(name, self.lives[name])).assignment for name in names]
 
     def pass_time(self, seconds: float, *silent: str) -> "Rig":
         """Lets time pass. All members send heartbeats, except the silent ones."""
@@ -182,6 +184,10 @@ class Rig:
     def drain(self, name: str, left_s: float | None = None) -> Any:
         """Asks a server to drain. Returns the jobs that the server must wait for."""
         return self.handle(events.DrainRequested(name, self.lives[name], left_s))
+
+    def order_drain(self, name: str, *, stay: bool = False, force: bool = False) -> None:
+        """Lets a user order that a server drains."""
+        self.handle(events.DrainOrdered(name, DrainOrder(stay=stay, force=force)))
 
     def break_replica(self, reporter: str, job: str, group: int, *, term: int | None = None) -> None:
         """Lets a server report that it does not reach the other copy of a group, in its present term by default."""
@@ -385,6 +391,10 @@ class Voyage(RuleBasedStateMachine):
     def drain(self, member: str) -> None:
         if self.rig.machine.members.is_alive(member):
             self.attempt(lambda: self.rig.drain(member))
+
+    @rule(member=members, stay=st.booleans(), force=st.booleans())
+    def order_drain(self, member: str, stay: bool, force: bool) -> None:
+        self.attempt(lambda: self.rig.order_drain(member, stay=stay, force=force))
 
     @rule(silent=st.sets(members, max_size=2))
     def die(self, silent: set[str]) -> None:

@@ -37,6 +37,9 @@ class FakeCoordinator(
         drains: answers to the next calls of Drain: names of jobs, or an error. Later calls are told to wait for no job.
         drained: the members that called Drain.
         left_s: how long each of them would still wait, as it told.
+        beat: the reply to each heartbeat.
+        orders: the requests of all DrainServer calls, which get the first member of `status` as their answer.
+        statuses: answers to the next calls of GetStatus; `status` is the answer to later ones.
         breaks: for each of the next Watch calls, the number of events after which it breaks. Later calls do not break.
         watched: the requests of all Watch calls.
         described, finished, reports, cancelled: what members sent.
@@ -62,6 +65,9 @@ class FakeCoordinator(
         self.holds_names: Callable[[], bool] = lambda: False  # whether Register refuses all names
         self.drained: list[tuple[str, int]] = []
         self.left_s: list[float] = []
+        self.beat = coordinator_pb2.HeartbeatReply()
+        self.orders: list[coordinator_pb2.DrainServerRequest] = []
+        self.statuses: list[coordinator_pb2.GetStatusReply] = []
         self.breaks: list[int] = []
         self.watched: list[job_pb2.WatchRequest] = []
         self.described: list[job_pb2.DescribeRequest] = []
@@ -170,7 +176,7 @@ class FakeCoordinator(
         if request.member in self.fenced:
             self.fenced.discard(request.member)
             raise errors.Fenced(f"{request.member} is dead")
-        return coordinator_pb2.HeartbeatReply()
+        return self.beat
 
     @_rpc.servicer
     def Leave(self, request: Any, context: Any) -> Any:
@@ -187,8 +193,13 @@ class FakeCoordinator(
         return coordinator_pb2.DrainReply(jobs=answer)
 
     @_rpc.servicer
+    def DrainServer(self, request: Any, context: Any) -> Any:
+        self.orders.append(request)
+        return coordinator_pb2.DrainServerReply(server=self.status.members[0])
+
+    @_rpc.servicer
     def GetStatus(self, request: Any, context: Any) -> Any:
-        return self.status
+        return self.statuses.pop(0) if self.statuses else self.status
 
     # Jobs, for users.
 

@@ -98,7 +98,7 @@ class Sockets:
             for file, service in ((coordinator_pb2, "Coordinator"), (job_pb2, "Jobs"))
             for name, kind in methods_of(file, service)
             # These would end the job that the others need.
-            if name not in ("Cancel", "Drop", "Leave", "Finish", "Drain")
+            if name not in ("Cancel", "Drop", "Leave", "Finish", "Drain", "DrainServer")
         ]
         self._methods += [
             (self._server, f"/shoal.v1.ParameterServer/{name}", kind)

@@ -294,7 +294,7 @@ def test_the_shards_of_a_description_are_planned_before_the_decision(
     coordinator = shell.coordinator
     coordinator.handle(events.RegistrationReceived(Registration(Role.SERVER, "s0", "p-s0", "127.0.0.1:1")))
     worker = coordinator.handle(events.RegistrationReceived(Registration(Role.WORKER, "w0", "p-w0"))).incarnation
-    assignment = coordinator.handle(events.HeartbeatReceived("w0", worker))
+    assignment = coordinator.handle(events.HeartbeatReceived("w0", worker)).assignment
     assert assignment
     description = ProgramDescription({"w": Variable((4,))}, 1)
     coordinator.plan_shards("first", description)

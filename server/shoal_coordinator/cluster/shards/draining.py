@@ -23,7 +23,7 @@ from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.cluster.shards.copy_keeper import CopyKeeper
 from shoal_coordinator.job import GroupCopies, JobMachine
-from shoal_coordinator.messages import Effect
+from shoal_coordinator.messages import DrainOrder, Effect
 
 # Seconds from a failed attempt to the next. A server waits about a minute for all attempts together.
 _RETRY_S = 5.0
@@ -78,6 +78,39 @@ class DrainCoordinator:
         if member.id in self.of(job):
             return True
         return self._moves(job, member) and any(self._has_to_move(job, it, member) for it in job.copies.groups)
+
+    def needs(self, job: JobMachine, member: Member) -> bool:
+        """Returns whether a draining server has to stay because of a job that has not ended.
+
+        A server that a user has ordered to drain also stays for a job that can be neither moved nor saved, unless the
+        order is forced.
+        """
+        kept = member.order is not None and not member.order.force
+        return self.waits_for(member, job) or (kept and any(it.member == member.id for it in job.servers))
+
+    def moves_off(self, job: JobMachine, member: Member) -> bool:
+        """Returns whether a job would move off a server that drains, while it trains."""
+        return self._moves(job, member)
+
+    def start(self, member: Member, now: float, order: DrainOrder | None = None) -> None:
+        """Starts to drain a server.
+
+        Args:
+            member: the server.
+            now: seconds of Unix time.
+            order: the order of a user; None if the server was asked to stop.
+        """
+        began = member.draining
+        self._members.start_draining(member, order)
+        if not began:
+            for job in self._jobs.live:
+                self.begin(job, now)
+
+    def mark_drained(self) -> None:
+        """Records which draining servers no job needs any more."""
+        for member in self._draining:
+            if not member.drained and not any(self.needs(job, member) for job in self._jobs.live):
+                self._members.mark_drained(member)
 
     def note_wait(self, member: Member, left_s: float | None, now: float) -> None:
         """Records when a server asked to drain, and how long it will wait; later requests change nothing.

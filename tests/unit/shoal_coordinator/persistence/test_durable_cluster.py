@@ -210,7 +210,7 @@ def test_the_submitter_of_a_job_is_known_and_comes_with_its_assignment(rig: Rig)
     for crashed in (False, True):
         if crashed:
             rig.crash()
-        assignment = rig.handle(events.HeartbeatReceived("w0", rig.lives["w0"]))
+        assignment = rig.handle(events.HeartbeatReceived("w0", rig.lives["w0"])).assignment
         assert assignment is not None
         assert (assignment.job, assignment.submitter) == ("a", "alice")
         assert rig.handle(events.JobSubmitted(job(), "token", "alice")) == first
