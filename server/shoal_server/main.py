@@ -136,7 +136,8 @@ def load() -> None:
 def server(options: ServerOptions) -> None:
     """Hosts shards of jobs' variables and applies updates to them.
 
-    SIGTERM drains the server: it serves until its jobs are saved. A second SIGTERM ends it at once.
+    SIGTERM drains the server: it serves until its jobs have moved to other servers, or are saved. A second SIGTERM ends
+    it at once. `shoal drain` drains it, too, without the limit of --grace-period.
     """
     given = RoleIdentity(
         name=options.name, listen=options.listen, advertise=options.advertise, coordinator=options.coordinator
@@ -177,6 +178,7 @@ def server(options: ServerOptions) -> None:
             metrics_listen=options.metrics_listen,
             advertise=identity.advertise,
             leave=lambda running, stop_now: running.leave(stop_now),
+            drain_state=lambda running: running.drain_state,
             member=identity.name,
             log_format=options.log_format,
             log_level=options.log_level,

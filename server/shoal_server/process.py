@@ -11,6 +11,7 @@ from shoal import _rpc
 from shoal._checkpoint import open_shared_storage, probe
 from shoal._limits import catalogue
 from shoal._role.audit_log import AuditLog, audit_file
+from shoal._role.lifecycle import DrainState
 from shoal._rpc import CoordinatorClient, MembershipClient
 from shoal._security import NO_CREDENTIALS, AccessRole, Authorizer, Credentials
 from shoal._system import memory_limit, open_files_warning
@@ -103,6 +104,9 @@ class Server:
         self._copies = Copies(
             self.store, self._identity, self._on_broken_copy, CopyPace(config.copy_bandwidth * 1_000_000)
         )
+        # What the replies to heartbeats ask of this server. Only the heartbeat thread sets it.
+        self.drain_state = DrainState.SERVING
+        self._stopping = False
         self._audit = AuditLog("server", audit_file(config.audit_log, config.name), registry)
         with ExitStack() as undo:
             undo.callback(self._audit.close)
@@ -130,6 +134,7 @@ class Server:
                 address=self.address,
                 metrics_address=config.metrics_address,
             ),
+            on_reply=self._on_reply,
             on_end=self._on_end_of_life,
             authorizer=self.authorizer,
             load=self._load,
@@ -165,11 +170,13 @@ class Server:
     def leave(self, stop_now: threading.Event) -> None:
         """Keeps serving until every job with shards here has a checkpoint and has resumed from it elsewhere.
 
-        From now on, the health check reports that the server is not ready.
+        From now on, the health check reports that the server is not ready. If a user has ordered the drain, the
+        coordinator has waited for the jobs already.
 
         Args:
             stop_now: set to end the wait early; the wait takes at most the grace period.
         """
+        self._stopping = True
         self._rpc.set_ready(False)  # only probes ask; members are served until the end
         wait_until_drained(
             self._coordinator,
@@ -218,6 +225,15 @@ class Server:
 
     def _on_broken_copy(self) -> None:
         self._membership.heartbeat_now()  # the coordinator decides, and answers wait for that
+
+    def _on_reply(self, reply: coordinator_pb2.HeartbeatReply) -> None:
+        asked = DrainState.DRAINED if reply.leave else DrainState.DRAINING if reply.drains else DrainState.SERVING
+        if asked is self.drain_state:
+            return
+        if asked is not DrainState.SERVING:
+            _log.info("a user has ordered that this server drains", state=asked.value)
+        self.drain_state = asked
+        self._rpc.set_ready(asked is DrainState.SERVING and not self._stopping)
 
     def _on_end_of_life(self) -> None:
         # The coordinator has declared this incarnation lost, so its jobs have already lost these shards.

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from shoal import _rpc, errors
+from shoal._role.lifecycle import DrainState
 from shoal._rpc.coordinator import CoordinatorClient
 from shoal._rpc.membership import MembershipClient
 from shoal.v1 import coordinator_pb2 as members
@@ -248,3 +249,83 @@ def test_a_server_that_is_draining_says_so_by_its_health_and_serves_on(coordinat
             enough.set()
             server.stop()
         drained.result(20)
+
+
+def test_a_server_that_has_to_drain_by_an_order_is_not_ready_until_it_is_a_new_incarnation(
+    coordinator: FakeCoordinator,
+) -> None:
+    server = Server(ServerConfig("s0", coordinator.address), CollectorRegistry())
+    with closing(_rpc.channel(server.address)) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+
+        def is_ready() -> bool:
+            return bool(health.Check(health_pb2.HealthCheckRequest()).status == health_pb2.HealthCheckResponse.SERVING)
+
+        try:
+            assert is_ready()
+            coordinator.beat = members.HeartbeatReply(drains=True)
+            wait_until(lambda: server.drain_state is DrainState.DRAINING, what="the order")
+            assert not is_ready()
+            coordinator.beat = members.HeartbeatReply()
+            wait_until(is_ready, what="its being ready again")
+            coordinator.beat = members.HeartbeatReply(drains=True, leave=True)
+            wait_until(lambda: server.drain_state is DrainState.DRAINED, what="the end of the drain")
+            server.leave(threading.Event())
+            assert len(coordinator.drained) == 1, "it asks once whether it may leave"
+        finally:
+            server.stop()
+
+
+class TestAnOrder:
+    @pytest.fixture
+    def rig(self, tmp_path: Path) -> Iterator[Rig]:
+        rig = Rig(checkpoints=str(tmp_path))
+        for name in ("w0", "w1"):
+            rig.register(members.WORKER, name, device="cpu")
+        yield rig
+        rig.stop()
+
+    @staticmethod
+    def order(rig: Rig, member: str, **fields: Any) -> members.Member:
+        request = members.DrainServerRequest(member=member, **fields)
+        return rig.client.call(rig.client.members.DrainServer, request).server
+
+    def test_drains_a_server_which_learns_of_it_by_a_heartbeat(self, rig: Rig) -> None:
+        rig.run(job(), "w0", "w1")
+        answer = self.order(rig, "s1", stay=True)
+        assert (answer.member, answer.draining, answer.drained, [*answer.waiting_jobs]) == ("s1", True, False, ["a"])
+        assert (rig.beat("s1").drains, rig.beat("s1").leave) == (True, False)
+        assert self.order(rig, "s1", stay=True).draining, "a repeat only reads"
+        rig.job("Cancel", job="a")
+        status = rig.member_status()["s1"]
+        assert (status.drained, [*status.waiting_jobs], [*status.ended_jobs]) == (True, [], ["a"])
+        assert not rig.beat("s1").leave
+        assert self.order(rig, "s1", incarnation=rig.lives["s1"]).drained
+        assert (rig.beat("s1").drains, rig.beat("s1").leave) == (True, True)
+        assert not rig.beat("s0").drains
+
+    def test_is_refused(self, rig: Rig) -> None:
+        rig.run(job(), "w0", "w1")
+        for member, error, message in (
+            ("nobody", errors.UnknownMember, "is not a member"),
+            ("", errors.UnknownMember, "is not a member"),
+            ("w0", errors.BadRequest, "w0 is a worker"),
+        ):
+            with pytest.raises(error, match=message):
+                self.order(rig, member)
+        with pytest.raises(errors.Fenced):
+            self.order(rig, "s1", incarnation=99)
+        self.order(rig, "s1", stay=True)
+        with pytest.raises(errors.ServerNeeded, match="s0 is the last server that can take shards"):
+            self.order(rig, "s0")
+        assert self.order(rig, "s0", force=True).draining
+
+    def test_lasts_over_a_restart_of_the_coordinator(self, tmp_path: Path) -> None:
+        rig = Rig(store=str(tmp_path / "store"))
+        try:
+            self.order(rig, "s1", stay=True)
+            rig.restart()
+            wait_until(lambda: rig.member_status()["s1"].alive, what="the members' return")
+            assert (rig.beat("s1").drains, rig.beat("s1").leave) == (True, False)
+        finally:
+            rig.stop()

@@ -1,5 +1,6 @@
 """Lifecycle of a role's process: metrics, the ready line, signals, and a clean stop."""
 
+import enum
 import json
 import os
 import queue
@@ -45,9 +46,23 @@ class Running(Protocol):
         """Stops the role and releases its threads, ports, files and child processes."""
 
 
+class DrainState(enum.Enum):
+    """What the coordinator asks of a role because a user has ordered it.
+
+    Attributes:
+        SERVING: nothing.
+        DRAINING: to serve on, and to report that it is not ready.
+        DRAINED: to leave the cluster now.
+    """
+
+    SERVING = ""
+    DRAINING = "draining"
+    DRAINED = "drained"
+
+
 R = TypeVar("R", bound=Running)
 
-# Seconds until the main thread notices a signal that another thread received.
+# Seconds until the main thread notices a signal that another thread received, or a role's order to drain.
 _SIGNAL_S = 0.5
 
 
@@ -139,6 +154,7 @@ def run_role(
     metrics_listen: str,
     advertise: str = "",
     leave: Callable[[R, threading.Event], object] | None = None,
+    drain_state: Callable[[R], DrainState] = lambda _: DrainState.SERVING,
     member: str = "",
     log_format: str = "console",
     log_level: str = "info",
@@ -146,7 +162,7 @@ def run_role(
     tls: "TlsFiles | None" = None,
     insecure: bool = False,
 ) -> None:
-    """Runs one role until SIGTERM or SIGINT.
+    """Runs one role until SIGTERM or SIGINT, or until it has drained.
 
     Args:
         role: coordinator, server or worker.
@@ -154,7 +170,9 @@ def run_role(
         metrics_listen: host:port for /metrics and /healthz. Port 0 takes any free port.
         advertise: host by which others reach these endpoints if `metrics_listen` is at all interfaces.
         leave: called at the first SIGTERM, before the role stops. It gets an event, and returns soon after the event is
-            set. A second SIGTERM, SIGINT and the end of the supervisor set the event; so may `leave` itself.
+            set. A second SIGTERM, SIGINT and the end of the supervisor set the event; so may `leave` itself. It is also
+            called when the role has drained.
+        drain_state: returns what the coordinator asks of the role.
         member: the member's name in the cluster, for its logs.
         log_format, log_level: as for `configure_logging`.
         supervised: whether `shoal up` or a `LocalCluster` started the process. It then prints one JSON line on standard
@@ -184,6 +202,10 @@ def run_role(
         _announce_ready(role, running, endpoints, supervised)
         while not signals.stop.wait(_SIGNAL_S):
             reminder.check(time.time())  # besides, a signal may wake another thread, but handlers run in this one
+            asked = drain_state(running)
+            endpoints.not_ready = asked.value
+            if asked is DrainState.DRAINED:
+                break
         endpoints.not_ready = "stopping"
         log.info("stopping")
         if leave and not signals.stop_now.is_set():

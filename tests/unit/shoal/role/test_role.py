@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from shoal import errors
 from shoal._cli.app import app
-from shoal._role.lifecycle import StopSignals, run_role
+from shoal._role.lifecycle import DrainState, StopSignals, run_role
 from shoal._security import open_authorizer
 from support.waiting import wait_until
 
@@ -150,6 +150,33 @@ def test_health_follows_a_roles_life() -> None:
     assert "_created" not in metrics[0], "they are gauges to Prometheus, and promtool warns of their names"
     with pytest.raises(urllib.error.URLError):
         fetch(addresses[0])
+
+
+def test_a_role_that_drains_by_an_order_is_not_ready_and_ends_when_it_is_drained() -> None:
+    role, addresses, states = Nothing(), [], [DrainState.SERVING]
+    seen: list[tuple[int, str]] = []
+    helpers: list[threading.Thread] = []
+
+    def start(_registry: prometheus_client.CollectorRegistry, address: str) -> Nothing:
+        def use() -> None:
+            wait_until(lambda: fetch(address)[0] == 200, what="its being ready")
+            states.append(DrainState.DRAINING)
+            wait_until(lambda: fetch(address) == (503, "draining\n"), what="its draining")
+            states.append(DrainState.DRAINED)
+
+        addresses.append(address)
+        helpers.append(threading.Thread(target=use))
+        helpers[0].start()
+        return role
+
+    def leave(_running: Nothing, stop_now: threading.Event) -> None:
+        assert not stop_now.is_set()
+        seen.append(fetch(addresses[0]))
+
+    run_role("worker", start, metrics_listen="127.0.0.1:0", leave=leave, drain_state=lambda _: states[-1])
+    helpers[0].join()
+    assert role.stopped
+    assert seen == [(503, "stopping\n")]
 
 
 def test_a_signal_that_another_thread_takes_ends_it() -> None:
