@@ -17,6 +17,7 @@ from shoal._session.group_queries import GroupQueries
 from shoal._session.job_variables import JobVariables
 from shoal._session.job_waits import events_with_notices, start_notice
 from shoal._session.open_sessions import warn_of_open
+from shoal._session.server_drains import ServerDrains
 from shoal._system import check_count, check_seconds, check_type
 from shoal._training import SessionOptions, check_options, spelled_out, submit
 from shoal._wire.limits import KEPT_TIMINGS
@@ -180,7 +181,7 @@ class JobHandle(JobVariables):
         return f"JobHandle({self.name!r})"
 
 
-class Client(GroupQueries):
+class Client(GroupQueries, ServerDrains):
     """A connection to a cluster's coordinator. Several threads can use it at the same time.
 
         with shoal.Client("127.0.0.1:7070") as client:

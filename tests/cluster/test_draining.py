@@ -1,8 +1,14 @@
 """Server that drains and returns: no step is trained twice, and the job has the same result as without a drain."""
 
+import json
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +176,73 @@ def test_session_moves_with_its_server(small_cluster: shoal.LocalCluster) -> Non
         assert server.returncode == 0
         assert homes(client, "m") != [home]
         np.testing.assert_array_equal(session.pull()["w"], np.full(4, -taken, np.float32))
+
+
+def drain(cluster: shoal.LocalCluster, *arguments: str) -> list[dict[str, Any]]:
+    """Runs `shoal drain`. Returns the records that it prints."""
+    command = [sys.executable, "-m", "shoal", "drain", *arguments, "--json", "--coordinator", cluster.address]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_drain_by_command_ends_the_server_while_jobs_with_replicas_train_on(tmp_path: Path) -> None:
+    """Without checkpoint storage, a job that lost a shard would fail."""
+    spec: dict[str, Any] = {"variables": {"w": np.zeros(4, np.float32)}, "optimizer": optim.SGD(1.0), "replicas": 2}
+    hurry, enough, pushes = tmp_path / "hurry", threading.Event(), 0
+    with local_cluster(servers=2, workers=2) as cluster, cluster.client() as client:
+        job = client.submit(replace(plane("of-workers", size=8192, seconds=0.02, hurry=str(hurry)), replicas=2))
+        session = client.session("of-a-session", **spec)
+
+        def train() -> np.ndarray:
+            nonlocal pushes
+            with session:
+                while not enough.is_set():
+                    session.pull()
+                    session.push({"w": np.ones(4, np.float32)})
+                    pushes += 1
+                return np.asarray(session.pull()["w"])
+
+        with ThreadPoolExecutor(1) as pool:
+            trained = pool.submit(train)
+            try:
+                of_session = client.job("of-a-session")
+                wait_until(lambda: job.status().progress.steps >= 5 and pushes >= 5, timeout_s=30, what="steps")
+                wait_until(lambda: job.status().copies == of_session.status().copies == 2, timeout_s=30, what="copies")
+                told = drain(cluster, "server-1")
+                assert [record["state"] for record in told][-1] == "left"
+                server = cluster.process("server", 1)
+                wait_until(lambda: server.returncode is not None, what="the end of the process")
+                assert server.returncode == 0
+                assert drain(cluster, "server-1")[-1]["state"] == "left", "a repeat has no effect"
+                before = pushes
+                wait_until(lambda: pushes >= before + 5 or trained.done(), what="pushes to the other server")
+            finally:
+                enough.set()
+            np.testing.assert_array_equal(trained.result(20), np.full(4, -pushes, np.float32))
+        hurry.touch()
+        job.wait(timeout_s=30)
+        for name in ("of-workers", "of-a-session"):
+            status = client.job(name).status()
+            assert (status.restarts, status.failovers) == (0, 0), name
+
+
+def test_drained_server_may_stay_and_its_job_continues_on_the_other_one(
+    small_cluster: shoal.LocalCluster, tmp_path: Path
+) -> None:
+    hurry = tmp_path / "hurry"
+    with small_cluster.client() as client:
+        job = client.submit(plane("stays", size=8192, seconds=0.02, hurry=str(hurry)))
+        wait_until(lambda: job.status().progress.steps >= 5, timeout_s=20, what="steps")
+        told = drain(small_cluster, "server-1", "--stay")
+        assert (told[0]["state"], told[-1]["state"]) == ("draining", "drained")
+        wait_until(lambda: job.status().state is shoal.JobState.RUNNING, timeout_s=20, what="its restart")
+        assert set(homes(client, "stays")) == {"server-0"}
+        server = small_cluster.process("server", 1)
+        assert server.returncode is None
+        with pytest.raises(errors.ServerNeeded, match="server-0 is the last server"):
+            client.drain_server("server-0")
+        hurry.touch()
+        job.wait(timeout_s=30)
+        server.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.returncode == 0, what="the server's end")

@@ -18,6 +18,12 @@ test("a state says since when, if it is not as it should be", () => {
   ]);
 });
 
+test("a draining server says what is left", () => {
+  const told = (more) => stateText({ state: "draining", silent_s: 0, ...more }, 0);
+  assert.equal(told({ waiting_jobs: ["a", "b"] }), "draining: 2 jobs left");
+  assert.equal(told({ drained: true, waiting_jobs: [] }), "draining: nothing left");
+});
+
 test("who is there, by state", () => {
   assert.equal(alive(), 0);
   assert.equal(alive({ alive: 3, late: 1, draining: 1, left: 5, lost: 7 }), 5);

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from shoal._cli import (
     checkpoints,
     cluster,
+    drain,
     examples,
     groups,
     installation,
@@ -94,6 +95,7 @@ app = typer.Typer(
 )
 app.command(rich_help_panel="Cluster")(cluster.up)
 app.command(rich_help_panel="Cluster")(cluster.status)
+app.command(rich_help_panel="Cluster")(drain.drain)
 app.command(rich_help_panel="Cluster")(groups.groups)
 app.command(rich_help_panel="Cluster")(cluster.page)
 app.add_typer(tokens.app, name="token", rich_help_panel="Cluster")

@@ -181,8 +181,12 @@ def _state(member: MemberStatus, late_s: float) -> str:
             return f"left {since} ago"
         case "lost":
             return f"lost, silent for {since}"
-        case "draining" if member.moving_groups:
-            return f"draining: {counted(member.moving_groups, 'lock group')} left"
+        case "draining" if member.drained:
+            return "draining: nothing left"
+        case "draining":
+            left = [counted(len(member.waiting_jobs), "job")] if member.waiting_jobs else []
+            left += [counted(member.moving_groups, "lock group")] if member.moving_groups else []
+            return f"draining: {', '.join(left)} left" if left else "draining"
         case state:
             return state
 

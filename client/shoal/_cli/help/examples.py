@@ -15,6 +15,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "shoal up --path programs --checkpoints ./checkpoints --store ./shoal.db",
     ],
     "shoal status": ["shoal status", "shoal status --all", "shoal status -c 10.0.0.5:7070 --json"],
+    "shoal drain": ["shoal drain server-1", "shoal drain server-1 --stay --timeout 600"],
     "shoal groups": ["shoal groups", "shoal groups --json"],
     "shoal page": ["shoal page"],
     "shoal compile": ["shoal compile /opt/kernels --level x86-64-v3"],

@@ -1,6 +1,6 @@
 // Components of both pages: states, tiles, bars, members, tables, and a live region for screen readers.
 
-import { clock, duration } from "./format.js";
+import { clock, duration, plural } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 
 // The shape and the colour class of each state.
@@ -31,8 +31,9 @@ export function MemberState({ member, now }) {
   return html`<${State} state=${member.state} text=${stateText(member, now)} />`;
 }
 
-export function stateText({ state, silent_s: silent }, now) {
+export function stateText({ state, silent_s: silent, waiting_jobs: jobs = [], drained = false }, now) {
   const more = {
+    draining: drained ? ": nothing left" : jobs.length ? `: ${plural(jobs.length, "job")} left` : "",
     late: `, silent for ${duration(Math.max(1, silent))}`,
     left: ` at ${clock(now - silent)}`,
     lost: `, silent since ${clock(now - silent)}`,

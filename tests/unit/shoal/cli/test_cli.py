@@ -851,6 +851,97 @@ class TestStatus:
         assert [(member["alive"], member["draining"]) for member in record["members"]] == [(True, True), (False, True)]
 
 
+class TestDrain:
+    @pytest.fixture
+    def server(self, coordinator: FakeCoordinator) -> coordinator_pb2.Member:
+        fields: dict[str, Any] = {"waiting_jobs": ["a", "b"], "moving_groups": 3, "ended_jobs": ["old"]}
+        return coordinator.status.members.add(
+            member="server-1", role=coordinator_pb2.SERVER, incarnation=4, alive=True, draining=True, **fields
+        )
+
+    @staticmethod
+    def later(server: coordinator_pb2.Member, **fields: Any) -> coordinator_pb2.GetStatusReply:
+        """Returns a status in which less is left on the server."""
+        found = coordinator_pb2.Member()
+        found.CopyFrom(server)
+        for name in ("waiting_jobs", "moving_groups"):
+            found.ClearField(name)
+        found.MergeFrom(coordinator_pb2.Member(**fields))
+        found.alive = fields.get("alive", True)
+        return coordinator_pb2.GetStatusReply(members=[found])
+
+    def test_shows_what_is_left_until_the_server_has_left(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], server: coordinator_pb2.Member
+    ) -> None:
+        begun = coordinator_pb2.GetStatusReply(members=[server])
+        coordinator.statuses = [
+            begun,
+            begun,
+            self.later(server, waiting_jobs=["b"]),
+            self.later(server, drained=True),
+            self.later(server, drained=True, alive=False),
+        ]
+        done = run("drain", "server-1")
+        assert (done.exit_code, done.stdout.splitlines()) == (
+            0,
+            [
+                "server-1 drains: 2 jobs left (a, b), 3 lock groups to move",
+                "server-1 drains: 1 job left (b)",
+                "The values of ended jobs leave with it: old",
+                "server-1 has left; no job needed it",
+            ],
+        )
+        [order] = coordinator.orders
+        assert (order.member, order.incarnation, order.stay, order.force) == ("server-1", 4, False, False)
+
+    def test_waits_only_until_it_is_drained_if_it_stays(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], server: coordinator_pb2.Member
+    ) -> None:
+        coordinator.statuses = [coordinator.status, self.later(server, drained=True)]
+        done = run("drain", "server-1", "--stay", "--force", "--json")
+        assert [record["state"] for record in records(done.stdout)] == ["draining", "drained"]
+        assert records(done.stdout)[0]["waiting_jobs"] == ["a", "b"]
+        assert (coordinator.orders[0].stay, coordinator.orders[0].force) == (True, True)
+
+    def test_does_not_wait_if_it_need_not(self, run: Callable[..., Result], server: coordinator_pb2.Member) -> None:
+        done = run("drain", "server-1", "--no-wait")
+        assert (done.exit_code, done.stdout.count("left")) == (0, 1)
+
+    def test_ends_at_its_time_limit_and_the_server_drains_on(
+        self, run: Callable[..., Result], server: coordinator_pb2.Member
+    ) -> None:
+        done = run("drain", "server-1", "--timeout", "0.1")
+        assert done.exit_code == 6
+        assert "was not drained within 0.1 s: 2 jobs left (a, b), 3 lock groups to move. It drains on" in done.stderr
+
+    def test_fails_if_the_server_is_lost(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], server: coordinator_pb2.Member
+    ) -> None:
+        coordinator.statuses = [coordinator.status, self.later(server, alive=False)]
+        done = run("drain", "server-1")
+        assert done.exit_code == 1
+        assert "server-1 has ended before it was drained: 2 jobs left (a, b)" in done.stderr
+
+    def test_succeeds_if_the_server_has_returned_as_a_new_incarnation(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], server: coordinator_pb2.Member
+    ) -> None:
+        returned = coordinator_pb2.Member(member="server-1", role=coordinator_pb2.SERVER, incarnation=5, alive=True)
+        coordinator.statuses = [
+            coordinator.status,
+            self.later(server, drained=True),
+            coordinator_pb2.GetStatusReply(members=[returned]),
+        ]
+        done = run("drain", "server-1")
+        assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "server-1 has left; no job needed it")
+
+    def test_shows_in_the_status_what_is_left(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], server: coordinator_pb2.Member
+    ) -> None:
+        assert "draining: 2 jobs, 3 lock groups left" in run("status").stdout
+        coordinator.status = self.later(server, drained=True)
+        assert "draining: nothing left" in run("status").stdout
+
+
 class TestTokens:
     def test_show_of_a_revoked_certificate_what_is_known(
         self, coordinator: FakeCoordinator, run: Callable[..., Result]
