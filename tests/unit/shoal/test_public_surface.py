@@ -70,7 +70,7 @@ def test_errors_for_users_are_exported() -> None:
         "Unauthenticated",
         "UnequalKernels",
     }
-    ours |= {"UnknownShard", "StoreFailed", "StoreLocked", "StoreUnreadable", "UnknownMember", "SecretRefused"}
+    ours |= {"UnknownShard", "StoreFailed", "StoreLocked", "StoreUnreadable", "SecretRefused"}
     for name in set(shoal.errors.__all__) - ours:
         assert getattr(shoal, name) is getattr(shoal.errors, name)
         assert name in shoal.__all__
