@@ -88,7 +88,8 @@ def _best(
         groups: the lock groups of the server that has too many bytes.
         server: member id of the other server.
         wanted: bytes that should move.
-        least, most: bounds of the bytes that may move.
+        least: fewest bytes that may move.
+        most: most bytes that may move.
         splits: whether a group may be split.
     """
 
