@@ -3,7 +3,7 @@
 Tokens and tickets identify callers. `permissions` says which calls each of them may make, and `audited_calls` says
 which calls audit logs record. Processes find their tokens in access files, and `port_check` keeps tokens from other
 users and from networks without TLS. `certificates` and `tls` protect connections. `credentials` has what a process
-presents to others.
+presents to others. `grants` lets a server make a backup on another server.
 
 `_rpc`, `_transport`, `_role`, `_cli`, `client` and the roles import it. It imports nothing of Shoal except `errors` and
 `_system`, and no grpc. This module does not import `certificates`, `tls` and `tokens`: code that needs them imports
@@ -15,6 +15,7 @@ from shoal._security.audited_calls import AUDITED, REFUSALS, Audited
 from shoal._security.authorizer import Authorizer, open_authorizer
 from shoal._security.bearer import MAX_TOKEN_BYTES, RENEWED_AFTER, authorization, token_in
 from shoal._security.credentials import NO_CREDENTIALS, VARIABLES, Credentials
+from shoal._security.grants import CopyGrant
 from shoal._security.member_secrets import MemberIdentity, MemberSecrets, shown, shown_in
 from shoal._security.permissions import (
     MEMBER_ROLES,
@@ -52,6 +53,7 @@ __all__ = [
     "AccessRole",
     "Audited",
     "Authorizer",
+    "CopyGrant",
     "Credentials",
     "MemberIdentity",
     "MemberSecrets",

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shoal import errors
+from shoal._security.grants import CopyGrant
 from shoal._security.member_secrets import MemberSecrets
 from shoal._security.permissions import OPEN_CALLS, check_own, check_permitted
 from shoal._security.principal import Principal
@@ -106,11 +107,10 @@ class Authorizer:
         """
         if self._open or call in OPEN_CALLS:
             return None
-        if self._verifier is None:
-            raise errors.Unreachable("this server is not registered yet; try again")
+        verifier = self._key_holder()
         if not token:
             return self._authorize_certificate(call, certificate(), on_identified)
-        principal = self._verifier.identify(token, on_identified=on_identified)
+        principal = verifier.identify(token, on_identified=on_identified)
         check_permitted(principal, call)
         return principal
 
@@ -172,6 +172,27 @@ class Authorizer:
             return
         self.check_valid(principal)
         check_own(principal, job, worker, incarnation, reading=reading)
+
+    def check_copy(self, copy: CopyGrant, grant: str, incarnation: int) -> None:
+        """Checks that the coordinator has granted a copy of a lock group to this server.
+
+        Args:
+            copy: the copy that another server asks for.
+            grant: the grant that it presents.
+            incarnation: the incarnation of this server.
+
+        Raises:
+            Forbidden: the coordinator has not granted it.
+            Unreachable: this server has no key yet.
+        """
+        if self._open:
+            return
+        copy.check(grant, self._key_holder(), self._server, incarnation)
+
+    def _key_holder(self) -> "TokenVerifier":
+        if self._verifier is None:
+            raise errors.Unreachable("this server is not registered yet; try again")
+        return self._verifier
 
 
 def open_authorizer() -> Authorizer:

@@ -10,7 +10,8 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jwt
 from cryptography.exceptions import InvalidKey, UnsupportedAlgorithm
@@ -28,6 +29,8 @@ from shoal._security.principal import AccessRole, Principal
 _REMEMBERED, _SWEEP_S = 4_096, 60.0
 _ALGORITHM = "EdDSA"
 _KEY_BYTES = 32
+# What the library and conversions of claims raise for texts that are no tokens.
+_INVALID = (jwt.InvalidTokenError, ValueError, TypeError, OverflowError)
 
 
 class TokenSigner:
@@ -81,6 +84,18 @@ class TokenSigner:
             claims |= {"job": principal.job, "life": principal.incarnation}
         return jwt.encode(claims, self._key, algorithm=_ALGORITHM)
 
+    def sign_claims(self, claims: Mapping[str, str | int], *, audience: str, valid_s: float) -> str:
+        """Returns signed claims that identify no caller, so that no call accepts them as a token.
+
+        Args:
+            claims: the claims.
+            audience: the only place that accepts them.
+            valid_s: seconds until they expire.
+        """
+        now = self._clock()
+        times = {"iat": int(now), "exp": int(now + valid_s)}
+        return jwt.encode({**claims, "aud": audience, **times}, self._key, algorithm=_ALGORITHM)
+
 
 def server_audience(member: str) -> str:
     """Returns the audience of the coordinator's token for the server with this member id."""
@@ -127,6 +142,35 @@ class TokenVerifier:
         """Sets the ids of the tokens that are refused."""
         with self._lock:
             self._revoked = tokens
+
+    @property
+    def now(self) -> float:
+        """The time in seconds since 1970, by the clock of this process."""
+        return self._clock()
+
+    def claims(self, signed: str, required: Iterable[str]) -> dict[str, Any]:
+        """Returns the claims of a token, or those that `TokenSigner.sign_claims` has signed.
+
+        The caller checks their audience and their expiry.
+
+        Args:
+            signed: the text.
+            required: the names of the claims that must be there.
+
+        Raises:
+            Unauthenticated: this cluster's coordinator did not sign it, a claim is missing, or it is too long.
+        """
+        if len(signed) > MAX_TOKEN_BYTES:
+            raise catalogue.MAX_TOKEN_BYTES.refusal(f"the token has {len(signed)} characters")
+        try:
+            return jwt.decode(
+                signed,
+                self._key,
+                algorithms=[_ALGORITHM],
+                options={"require": [*required], "verify_exp": False, "verify_iat": False, "verify_aud": False},
+            )
+        except _INVALID:
+            raise _foreign_token() from None
 
     def identify(self, token: str, *, on_identified: Callable[[Principal], object] = bool) -> Principal:
         """Returns whom a token identifies.
@@ -183,23 +227,10 @@ class TokenVerifier:
                 self._known.popitem(last=False)
 
     def _read(self, token: str) -> tuple[Principal, float]:
-        if len(token) > MAX_TOKEN_BYTES:
-            raise catalogue.MAX_TOKEN_BYTES.refusal(f"the token has {len(token)} characters")
+        claims = self.claims(token, ["sub", "role", "jti", "exp"])
         try:
-            # The caller checks the time of expiry, on each call.
-            claims = jwt.decode(
-                token,
-                self._key,
-                algorithms=[_ALGORITHM],
-                options={
-                    "require": ["sub", "role", "jti", "exp"],
-                    "verify_exp": False,
-                    "verify_iat": False,
-                    "verify_aud": False,  # `_check_audience` does it, because the audience depends on the role
-                },
-            )
             role = AccessRole(claims["role"])
-            self._check_audience(role, claims.get("aud", ""))
+            self._check_audience(role, claims.get("aud", ""))  # it depends on the role
             expires = float(claims["exp"])
             principal = Principal(
                 str(claims["sub"]),
@@ -209,11 +240,8 @@ class TokenVerifier:
                 int(claims.get("life", 0)),
                 float(claims.get("until", expires)),
             )
-        except (jwt.InvalidTokenError, ValueError, TypeError, OverflowError):
-            raise errors.Unauthenticated(
-                "this cluster's coordinator did not make the token. Use a token of this cluster: the one in the access "
-                "file on the coordinator's machine, or one from `shoal token create`"
-            ) from None
+        except _INVALID:
+            raise _foreign_token() from None
         return principal, expires
 
     def _check_audience(self, role: AccessRole, found: object) -> None:
@@ -226,6 +254,13 @@ class TokenVerifier:
                 f"the coordinator's token is for {str(found) or 'no server'!r}, and {here} refuses it. Only the server "
                 "that the token names accepts it; check that the server is registered with its own address"
             )
+
+
+def _foreign_token() -> errors.Unauthenticated:
+    return errors.Unauthenticated(
+        "this cluster's coordinator did not make the token. Use a token of this cluster: the one in the access "
+        "file on the coordinator's machine, or one from `shoal token create`"
+    )
 
 
 def _late_certificate(principal: Principal, late_s: float) -> errors.Unauthenticated:

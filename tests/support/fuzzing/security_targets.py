@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from shoal import errors
-from shoal._security import AccessFile, AccessRole, Authorizer, Principal, TokenSource, token_in
+from shoal._security import AccessFile, AccessRole, Authorizer, CopyGrant, Principal, TokenSource, token_in
 from shoal._security.certificate_identity import ROLE_URI, principal_in
 from shoal._security.port_check import PortCheck
 from shoal._security.tls import TlsFiles
@@ -48,7 +48,7 @@ def _signed(header: bytes, claims: bytes) -> bytes:
 
 
 class Tokens:
-    """Tokens, tickets and logins: as a server, the page and a client decode them."""
+    """Tokens, tickets, logins and grants: as a server, the page and a client decode them."""
 
     name = "tokens"
     allowed: tuple[type[Exception], ...] = ()
@@ -56,7 +56,9 @@ class Tokens:
     def start(self) -> None:
         signer = TokenSigner(bytes(range(32)), lambda: _NOW)
         admin, worker = Principal("ann", AccessRole.ADMIN, "t"), AccessRole.WORKER
+        self._copy = CopyGrant("job", 1, 2, 3, "p", 4)
         self._seeds = [
+            self._copy.signed(signer, "s", 5).encode(),
             signer.sign(admin, valid_s=60).encode(),
             signer.sign(admin, valid_s=60, audience="page").encode(),
             signer.sign(admin, valid_s=-1).encode(),
@@ -86,6 +88,7 @@ class Tokens:
             lambda: first.identify(token),
             lambda: second.identify(token),
             lambda: self._authorizer.authorize("shoal.v1.Jobs/List", token),
+            lambda: self._copy.check(token, second, "s", 5),
             lambda: self._check(token),
         )
 
