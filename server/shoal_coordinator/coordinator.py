@@ -15,7 +15,7 @@ from shoal_coordinator.cluster import Cluster, ClusterPolicy, ExpiryHold, Listed
 from shoal_coordinator.decision import Check, Decision, allow
 from shoal_coordinator.decision_writer import DecisionWriter
 from shoal_coordinator.effect_host import MachineHost
-from shoal_coordinator.effects import CredentialsFor, EffectRunner, no_credentials
+from shoal_coordinator.effects import CredentialsFor, EffectRunner, GrantFor, no_credentials, no_grant
 from shoal_coordinator.job_waits import EntryWait, JobWaits, Wake, wake_all
 from shoal_coordinator.messages import Effect, ProgramDescription, events, record_keys
 from shoal_coordinator.observer import ClusterLog, Observer
@@ -41,6 +41,7 @@ class Coordinator:
             further calls.
         storage: The checkpoint storage. None means that the cluster has none.
         credentials_for: Returns what the coordinator presents to a server, by its member id.
+        grant_for: Signs the copies that servers make.
 
     Raises:
         StoreUnreadable: The store's records are invalid.
@@ -59,6 +60,7 @@ class Coordinator:
         on_failure: Callable[[errors.ShoalError], None] = lambda _: None,
         storage: CheckpointStorage | None = None,
         credentials_for: CredentialsFor = no_credentials,
+        grant_for: GrantFor = no_grant,
     ) -> None:
         self._clock = clock or steady_clock()
         self._observer = observer or Observer()
@@ -74,7 +76,12 @@ class Coordinator:
         self._stopped = threading.Event()
         host = MachineHost(self, self._machine, self._lock)
         self._effect_runner = EffectRunner(
-            host, self._observer.performed, storage, self._observer.retried, credentials_for=credentials_for
+            host,
+            self._observer.performed,
+            storage,
+            self._observer.retried,
+            credentials_for=credentials_for,
+            grant_for=grant_for,
         )
         self._ticker = Ticker(self, policy.heartbeat_timeout_s, self._observer.died, self._clock)
         self._writer = DecisionWriter(

@@ -15,12 +15,13 @@ from shoal import _rpc, errors
 from shoal._checkpoint import CheckpointStorage, open_shared_storage, probe
 from shoal._limits import catalogue
 from shoal._role.audit_log import AuditLog, audit_file
-from shoal._security import NO_CREDENTIALS, AccessFile, AccessRole, Authorizer, Credentials, open_authorizer
+from shoal._security import NO_CREDENTIALS, AccessFile, AccessRole, Authorizer, CopyGrant, Credentials, open_authorizer
 from shoal.v1 import coordinator_pb2_grpc, group_pb2_grpc, job_pb2_grpc, token_pb2_grpc
 from shoal_coordinator.access import Access
 from shoal_coordinator.api import CoordinatorService, GroupsService, JobsService, TokensService
 from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy, EvenPlacement, JobLimits, PlacementPolicy
 from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.effects import GrantFor
 from shoal_coordinator.groups import GroupRegistry
 from shoal_coordinator.logins import Logins
 from shoal_coordinator.messages import record_keys
@@ -145,7 +146,7 @@ class CoordinatorProcess:
             undo.callback(self._store.close)
             storage = open_shared_storage(config.checkpoints) if config.checkpoints else None
             self.coordinator = _coordinator(
-                config, self._store, policy, registry, on_failure, storage, self._credentials_for
+                config, self._store, policy, registry, on_failure, storage, self._credentials_for, self._grant_for
             )
             self._check_store(config)
             self.access = access = self._open_access() if config.secure else None
@@ -253,6 +254,9 @@ class CoordinatorProcess:
     def _credentials_for(self, server: str) -> Credentials:
         credentials, access = self._credentials, self.access
         return credentials.with_token(lambda: access.servers.token_for(server)) if access else credentials
+
+    def _grant_for(self, copy: CopyGrant, backup: str, incarnation: int) -> str:
+        return copy.signed(self.access.signer, backup, incarnation) if self.access else ""
 
     def _give_local_tokens(self) -> None:
         """Writes tokens to the file in which this user's processes on this machine find them.
@@ -371,6 +375,7 @@ def _coordinator(
     on_failure: Callable[[errors.ShoalError], None],
     storage: CheckpointStorage | None,
     credentials_for: Callable[[str], Credentials],
+    grant_for: GrantFor,
 ) -> Coordinator:
     try:
         return Coordinator(
@@ -381,6 +386,7 @@ def _coordinator(
             on_failure=on_failure,
             storage=storage,
             credentials_for=credentials_for,
+            grant_for=grant_for,
         )
     except errors.StoreUnreadable as error:
         if "store" in error.details:

@@ -99,7 +99,9 @@ class Server:
         if abandoned := remove_stale():
             _log.info("removed shared memory of dead processes", segments=len(abandoned))
         self.authorizer = Authorizer(server=config.name)  # refuses all calls until the server is registered
-        backups = Backups(self.store, self.authorizer, self._on_broken_copy)
+        backups = Backups(
+            self.store, self.authorizer, self._on_broken_copy, incarnation=lambda: self._membership.incarnation
+        )
         self._service = DataService(self.store, metrics, self.authorizer, backups)
         self._copies = Copies(
             self.store, self._identity, self._on_broken_copy, CopyPace(config.copy_bandwidth * 1_000_000)

@@ -763,6 +763,7 @@ class AddBackupRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     BACKUP_FIELD_NUMBER: _builtins.int
+    GRANT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     """The generation of the placement."""
@@ -771,6 +772,10 @@ class AddBackupRequest(_message.Message):
     term: _builtins.int
     """The term of this primary: the number of the coordinator's decision about the copies of the group. It grows with each
     decision.
+    """
+    grant: _builtins.str
+    """Proves to the backup's server that the coordinator wants this copy: a JSON Web Token, signed with the key of the
+    cluster's tokens. The primary sends it in ReplicaHello. Empty in a cluster with --insecure.
     """
     @_builtins.property
     def backup(self) -> Global___Peer:
@@ -784,10 +789,11 @@ class AddBackupRequest(_message.Message):
         group: _builtins.int = ...,
         term: _builtins.int = ...,
         backup: Global___Peer | None = ...,
+        grant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "generation", b"generation", "group", b"group", "job", b"job", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "generation", b"generation", "grant", b"grant", "group", b"group", "job", b"job", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,6 +82,7 @@ class ReplicaHello(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
+    GRANT_FIELD_NUMBER: _builtins.int
     direction: Global___ReplicaHello.Direction.ValueType
     """What the connection carries."""
     job: _builtins.str
@@ -101,6 +102,10 @@ class ReplicaHello(_message.Message):
     """Only for INPUTS. The instruction set that the primary's kernels are compiled for. Another one may round otherwise, so the server
     must have the same. Otherwise: FAILED_PRECONDITION, UNEQUAL_KERNELS.
     """
+    grant: _builtins.str
+    """Only for INPUTS. The grant of AddBackupRequest. If it is missing, has expired, or is for another copy or another
+    server: PERMISSION_DENIED, FORBIDDEN. A cluster with --insecure has no grants and checks none.
+    """
     @_builtins.property
     def config(self) -> _parameter_server_pb2.CreateShardsRequest:
         """The configuration of the group. Only for INPUTS."""
@@ -117,10 +122,11 @@ class ReplicaHello(_message.Message):
         incarnation: _builtins.int = ...,
         config: _parameter_server_pb2.CreateShardsRequest | None = ...,
         kernels: _builtins.str = ...,
+        grant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "direction", b"direction", "generation", b"generation", "group", b"group", "incarnation", b"incarnation", "job", b"job", "kernels", b"kernels", "server", b"server", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "direction", b"direction", "generation", b"generation", "grant", b"grant", "group", b"group", "incarnation", b"incarnation", "job", b"job", "kernels", b"kernels", "server", b"server", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

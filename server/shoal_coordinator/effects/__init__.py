@@ -5,6 +5,7 @@ machine decides on effects and handles their outcomes. The shell and the package
 imports `job`, for the ledger of a checkpoint, and `messages`.
 """
 
+from shoal_coordinator.effects.copy_effects import GrantFor, no_grant
 from shoal_coordinator.effects.effect_runner import EffectReport, EffectRunner
 from shoal_coordinator.effects.server_channels import MAX_CHANNELS, CredentialsFor, no_credentials
 from shoal_coordinator.effects.storage_reads import StorageReads
@@ -14,6 +15,8 @@ __all__ = [
     "CredentialsFor",
     "EffectReport",
     "EffectRunner",
+    "GrantFor",
     "StorageReads",
     "no_credentials",
+    "no_grant",
 ]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import structlog
 
 from shoal import errors
+from shoal._security import CopyGrant
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.messages import (
@@ -17,11 +18,14 @@ from shoal_coordinator.messages import (
     ProbeServer,
     Promote,
     ServerProbed,
+    ServerRef,
     SplitGroup,
 )
 
 _log = structlog.get_logger(__name__)
 
+# Returns the coordinator's signature of a copy, for the backup's server with a member id and an incarnation.
+GrantFor = Callable[[CopyGrant, str, int], str]
 # Seconds between two questions whether a copy is complete: first, doubled each time, up to the maximum.
 FIRST_POLL_S, MAX_POLL_S = 0.02, 0.5
 # Seconds for an attempt to split a group: the server waits for a moment at which it can.
@@ -34,8 +38,34 @@ STALLED_S = 30.0
 PROBE_S = 1.0
 
 
+def no_grant(copy: CopyGrant, backup: str, incarnation: int) -> str:  # noqa: ARG001 - the same for all copies
+    """Returns no grant: the cluster asks for none.
+
+    Args:
+        copy: the copy that the primary makes.
+        backup: member id of the server that gets it.
+        incarnation: incarnation of that server.
+    """
+    return ""
+
+
+def grant_of(effect: AddBackup, incarnation_of: Callable[[ServerRef], int], grant_for: GrantFor) -> str:
+    """Returns the grant with which the primary makes a backup.
+
+    Args:
+        effect: the copy to make.
+        incarnation_of: returns the incarnation of a live server, or 0. No server accepts a grant for 0.
+        grant_for: signs.
+    """
+    server, backup = effect.server, effect.backup
+    copy = CopyGrant(
+        effect.job.name, effect.generation, effect.group, effect.term, server.member, incarnation_of(server)
+    )
+    return grant_for(copy, backup.member, incarnation_of(backup))
+
+
 def add_backup(
-    effect: AddBackup, calls: ServerCalls, wait: Callable[[float], bool], clock: Callable[[], float]
+    effect: AddBackup, calls: ServerCalls, wait: Callable[[float], bool], clock: Callable[[], float], grant: str = ""
 ) -> BackupMade | BackupFailed:
     """Makes the primary of a group copy it to another server, and waits until the copy is complete.
 
@@ -44,6 +74,7 @@ def add_backup(
         calls: the calls to servers.
         wait: waits for some seconds; returns True at once if the coordinator stops.
         clock: returns seconds that never go back.
+        grant: allows the primary to make this backup.
 
     Returns:
         The outcome.
@@ -57,6 +88,7 @@ def add_backup(
         group=effect.group,
         term=effect.term,
         backup=pb.Peer(server=effect.backup.member, address=effect.backup.address),
+        grant=grant,
     )
     poll_s, copied, moved_at, failure = FIRST_POLL_S, -1, clock(), ""
     while not failure:
@@ -165,4 +197,17 @@ def probe(effect: ProbeServer, calls: ServerCalls) -> ServerProbed:
     return ServerProbed(effect.server, effect.incarnation, effect.asked_at, silence, effect=effect.number)
 
 
-__all__ = ["FIRST_POLL_S", "MAX_POLL_S", "PROBE_S", "STALLED_S", "add_backup", "drop_copy", "probe", "split", "tell"]
+__all__ = [
+    "FIRST_POLL_S",
+    "MAX_POLL_S",
+    "PROBE_S",
+    "STALLED_S",
+    "GrantFor",
+    "add_backup",
+    "drop_copy",
+    "grant_of",
+    "no_grant",
+    "probe",
+    "split",
+    "tell",
+]

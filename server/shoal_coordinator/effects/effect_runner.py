@@ -140,6 +140,7 @@ class EffectRunner:
         reads: Limits the time that restores wait for the storage.
         saves: Limits the time that scans and commits of checkpoints wait for the storage.
         credentials_for: Returns what the coordinator presents to a server, by its member id.
+        grant_for: Signs the copies that servers make.
     """
 
     def __init__(
@@ -151,10 +152,11 @@ class EffectRunner:
         reads: StorageReads | None = None,
         saves: StorageReads | None = None,
         credentials_for: CredentialsFor = no_credentials,
+        grant_for: copy_effects.GrantFor = copy_effects.no_grant,
     ) -> None:
         # Separate, because a job may be restored while an effect of an earlier checkpoint still runs.
         self._reads, self._saves = reads or StorageReads(), saves or StorageReads()
-        self._host, self._count, self._on_retry = host, count, on_retry
+        self._host, self._count, self._on_retry, self._grant_for = host, count, on_retry, grant_for
         self._catalogue = Catalogue(storage) if storage else None
         self._channels = ServerChannels(host.incarnation, credentials_for=credentials_for)
         self._lock = threading.Lock()  # guards _queues and _patient; no other lock is taken under it
@@ -331,7 +333,8 @@ class EffectRunner:
                 held = CutHeld(effect.job)
                 return checkpoint_cut.take_cut(effect, calls, lambda: self._host.held(held))
             case AddBackup():
-                return copy_effects.add_backup(effect, calls, self._stopped.wait, time.monotonic)
+                grant = copy_effects.grant_of(effect, self._host.incarnation, self._grant_for)
+                return copy_effects.add_backup(effect, calls, self._stopped.wait, time.monotonic, grant)
             case DropBackup() | Promote():
                 return copy_effects.tell(effect, calls)
             case SplitGroup():

@@ -9,7 +9,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from shoal import errors
-from shoal._security import AccessRole, Authorizer, open_authorizer
+from shoal._security import AccessRole, Authorizer, CopyGrant, open_authorizer
 from shoal._transport import Connection, send_error
 from shoal._wire import ShardLayout, check_text
 from shoal.v1 import parameter_server_pb2 as pb
@@ -30,6 +30,7 @@ class Backups:
         authorizer: checks that the callers are servers.
         on_broken: called on any thread when the connection from a primary has broken.
         memory: counts the bytes of gradients and inputs that the backups keep.
+        incarnation: returns the incarnation of this server, for which the coordinator grants copies.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class Backups:
         authorizer: Authorizer | None = None,
         on_broken: Callable[[], object] = bool,
         memory: ReplicaMemory | None = None,
+        incarnation: Callable[[], int] = int,
     ) -> None:
-        self._memory = memory or ReplicaMemory()
+        self._memory, self._incarnation = memory or ReplicaMemory(), incarnation
         self._store, self._authorizer, self._on_broken = store, authorizer or open_authorizer(), on_broken
         self._lock = threading.Lock()  # guards _by_group; nothing is called under it
         self._by_group: dict[tuple[str, int], BackupLink] = {}  # by job and number of the group
@@ -66,6 +68,7 @@ class Backups:
             if hello.direction == replica_pb2.ReplicaHello.COPIES:
                 follow = self._link_of(hello).answer_on(lane)
             elif hello.direction == replica_pb2.ReplicaHello.INPUTS:
+                self._check_grant(hello)
                 follow = partial(self._follow, self._accept(lane, hello, region))
             else:
                 raise errors.BadRequest(
@@ -100,6 +103,11 @@ class Backups:
         self._authorizer.check_participant(identity, hello.job, hello.server, hello.incarnation, reading=False)
         if identity.role is not AccessRole.PEER:
             raise errors.Forbidden(f"{identity.name!r} is no server, so it cannot keep a backup here", job=hello.job)
+
+    def _check_grant(self, hello: replica_pb2.ReplicaHello) -> None:
+        """Checks that the coordinator wants this copy. The second lane needs no grant: it names the first one."""
+        copy = CopyGrant(hello.job, hello.generation, hello.group, hello.term, hello.server, hello.incarnation)
+        self._authorizer.check_copy(copy, hello.grant, self._incarnation())
 
     def _link_of(self, hello: replica_pb2.ReplicaHello) -> BackupLink:
         with self._lock:

@@ -217,7 +217,7 @@ class PrimaryLink:
         )
         if direction == replica_pb2.ReplicaHello.INPUTS:
             hello.config.CopyFrom(self.group.config.to_proto(shard.layout for shard in self.group.shards))
-            hello.kernels = compilation.processor()
+            hello.kernels, hello.grant = compilation.processor(), request.grant
         with ExitStack() as undo:
             calls = GrpcCalls(request.backup.address, identity.credentials)
             undo.callback(calls.close)

@@ -4,12 +4,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from shoal import _rpc, consistency, errors, optim
-from shoal._security import AccessRole, Credentials
+from shoal._security import AccessRole, CopyGrant, Credentials
+from shoal._security.tokens import TokenSigner
 from shoal._transport import PARAMETER_SERVER, Frame, GrpcCalls, TokenSecurity, open_handshake
 from shoal._transport.lane import Lane
 from shoal.v1 import header_pb2, replica_pb2
@@ -224,12 +226,111 @@ def test_only_the_server_of_the_ticket_is_a_primary(
 ) -> None:
     ticket = rig.token(role, **{**PRIMARY, **other})
     payload = copy[0][8:] if direction is Frame.INPUTS else hello().SerializeToString()
+    before = rig.server.store.load()
+    with replica_lane(rig, ticket, payload) as lane, pytest.raises(errors.Forbidden, match=says):
+        answer(lane)
+    assert rig.server.store.load() == before, "memory for a backup of a stranger"
+
+
+@contextmanager
+def replica_lane(rig: SecureRig, ticket: str, payload: bytes) -> Iterator[Lane]:
+    """Opens a connection of a replica to the server, which has not answered yet."""
     with closing(GrpcCalls(rig.server.address, Credentials(token=lambda: ticket))) as calls:
         address = _rpc.parse_address(calls.attach().address)
-    before = rig.server.store.load()
     with closing(Lane.connect(*address, PARAMETER_SERVER, timeout_s=5)) as lane:
         open_handshake(lane, TokenSecurity(ticket.encode()), pb.LaneHello(), within_s=5)
         lane.send(Frame.REPLICA, [payload])
-        with pytest.raises(errors.Forbidden, match=says):
-            answer(lane)
-    assert rig.server.store.load() == before, "memory for a backup of a stranger"
+        yield lane
+
+
+# The copy of a job that has no shards on the server of the rig. The primary is a server of the job, with a ticket.
+GRANTED = CopyGrant("copied", generation=1, group=0, term=3, server="p", incarnation=1)
+
+
+def incarnation_of(rig: SecureRig) -> int:
+    return next(each.incarnation for each in rig.client.status().members if each.member == "server-0")
+
+
+@contextmanager
+def granted_lane(
+    rig: SecureRig, copy: list[bytes], asked: CopyGrant, grant: Callable[..., str] | None = None
+) -> Iterator[Lane]:
+    """Opens the first connection of a copy.
+
+    Args:
+        rig: the cluster.
+        copy: frames of a copy.
+        asked: the copy that the primary asks for.
+        grant: returns its grant, for the rig, its server and the server's incarnation; None for a valid one.
+    """
+    ticket = rig.token(AccessRole.PEER, job=asked.job, worker=asked.server, incarnation=asked.incarnation)
+    backup = "server-0", incarnation_of(rig)
+    message = replica_pb2.ReplicaHello.FromString(copy[0][8:])
+    message.job = message.config.job = asked.job
+    message.generation = message.config.generation = asked.generation
+    message.group, message.term = asked.group, asked.term
+    message.server, message.incarnation = asked.server, asked.incarnation
+    message.grant = grant(rig, *backup) if grant else asked.signed(rig.signer, *backup)
+    with replica_lane(rig, ticket, message.SerializeToString()) as lane:
+        yield lane
+
+
+def expired(rig: SecureRig, backup: str, incarnation: int) -> str:
+    return rig.signer.sign_claims(asdict(GRANTED), audience=f"backup:{backup}:{incarnation}", valid_s=-1)
+
+
+@pytest.mark.parametrize(
+    ("grant", "says"),
+    [
+        (lambda *_: "", "it has no grant"),
+        (lambda rig, *backup: GRANTED.signed(TokenSigner(TokenSigner.new_key()), *backup), "did not sign"),
+        (lambda rig, *_: rig.token(AccessRole.PEER, job=GRANTED.job, worker="p", incarnation=1), "did not sign"),
+        (expired, "expired"),
+        (lambda rig, _, life: GRANTED.signed(rig.signer, "server-1", life), "for 'backup:server-1:"),
+        (lambda rig, server, life: GRANTED.signed(rig.signer, server, life + 1), "and this is 'backup:server-0:"),
+        (lambda rig, *backup: replace(GRANTED, job="other").signed(rig.signer, *backup), "for job"),
+        (lambda rig, *backup: replace(GRANTED, generation=2).signed(rig.signer, *backup), "for generation"),
+        (lambda rig, *backup: replace(GRANTED, group=1).signed(rig.signer, *backup), "for group"),
+        (lambda rig, *backup: replace(GRANTED, term=4).signed(rig.signer, *backup), "for term"),
+        (lambda rig, *backup: replace(GRANTED, server="q").signed(rig.signer, *backup), "for server"),
+        (lambda rig, *backup: replace(GRANTED, incarnation=2).signed(rig.signer, *backup), "for incarnation"),
+    ],
+    ids=[
+        "none",
+        "forged",
+        "ticket",
+        "expired",
+        "backup",
+        "life of the backup",
+        "job",
+        "generation",
+        "group",
+        "term",
+        "server",
+        "incarnation",
+    ],
+)
+def test_a_server_of_the_job_needs_the_grant_of_this_copy(
+    rig: SecureRig, copy: list[bytes], grant: Callable[..., str], says: str
+) -> None:
+    before = rig.server.store.load()
+    with granted_lane(rig, copy, GRANTED, grant) as lane, pytest.raises(errors.Forbidden, match=says):
+        answer(lane)
+    assert rig.server.store.load() == before, "memory for a copy that was not granted"
+
+
+def test_the_coordinator_grants_a_copy(rig: SecureRig, copy: list[bytes]) -> None:
+    with granted_lane(rig, copy, GRANTED) as lane:
+        assert answer(lane) is Frame.END
+
+
+def test_a_grant_of_an_earlier_term_is_worth_nothing(rig: SecureRig, copy: list[bytes]) -> None:
+    later = replace(GRANTED, job="moved", term=4, server="q")
+    with granted_lane(rig, copy, later) as lane:
+        assert answer(lane) is Frame.END
+        earlier = replace(later, term=3, server="p")
+        with (
+            granted_lane(rig, copy, earlier) as replayed,
+            pytest.raises(errors.Moved, match="term 3 of lock group 0 is over"),
+        ):
+            answer(replayed)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shoal import _rpc, errors
+from shoal._security import CopyGrant
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import parameter_server_pb2_grpc
 from shoal_coordinator.effects.copy_effects import STALLED_S, add_backup
@@ -92,7 +93,11 @@ class Host:
         return True
 
     def incarnation(self, server: ServerRef) -> int:
-        return 1
+        return 1 if server == OTHER else 5
+
+
+def grant_for(copy: CopyGrant, backup: str, incarnation: int) -> str:
+    return f"{copy} for {backup} {incarnation}"
 
 
 class Bench:
@@ -105,7 +110,7 @@ class Bench:
         server.start()
         stack.callback(server.stop, 0.1)
         self.server, self.host = ServerRef("s0", server.address), Host()
-        self.runner = EffectRunner(self.host)
+        self.runner = EffectRunner(self.host, grant_for=grant_for)
         stack.callback(self.runner.stop)
 
     def run(self, effect: Any) -> Any:
@@ -124,7 +129,8 @@ def test_a_copy_is_asked_for_until_it_is_complete(bench: Bench) -> None:
     assert bench.run(effect) == BackupMade(A, 2, 7, effect=11)
     calls = bench.notes.of(pb.AddBackupRequest)
     peer = pb.Peer(server="s1", address=OTHER.address)
-    assert calls == [pb.AddBackupRequest(job="a", generation=4, group=2, term=7, backup=peer)] * 3
+    grant = grant_for(CopyGrant("a", 4, 2, 7, "s0", 5), "s1", 1)
+    assert calls == [pb.AddBackupRequest(job="a", generation=4, group=2, term=7, backup=peer, grant=grant)] * 3
 
 
 @pytest.mark.parametrize("error", [errors.UnequalKernels("other kernels"), errors.Moved("another term")])
