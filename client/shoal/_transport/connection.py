@@ -95,6 +95,17 @@ class Connection(Protocol):
         """
         ...
 
+    def detect_loss(self) -> None:
+        """Detects within about 4 seconds that the other host cannot be reached any more, even if no packet says so.
+
+        Only for an end that sends nothing from now on. The kernel does not probe while it has data to send. It would
+        also end the connection if the other end did not read this data for 4 seconds.
+
+        Raises:
+            Unreachable: the connection was closed.
+        """
+        ...
+
     def limit(self, within_s: float | None) -> None:
         """Sets one deadline for all transfers that follow, whatever their number of frames.
 

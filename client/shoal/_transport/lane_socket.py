@@ -23,6 +23,15 @@ _DONT_WAIT, _WAIT_ALL = int(socket.MSG_DONTWAIT), int(socket.MSG_WAITALL)  # an 
 STALL_S = 30.0
 # A reader detects within about 30 seconds that the other host has vanished.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
+# With these options, an end that sends nothing detects that within 4 s. The kernel sends a probe when nothing has
+# arrived for a second, and each second after that.
+LOSS_S = 4.0
+_FAST_KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 1,
+    socket.TCP_KEEPINTVL: 1,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: int(LOSS_S * 1000),  # also if the other end's kernel has not confirmed the last frame
+}
 SHORTEST_TIMEOUT_S = 0.001  # the kernel takes 0 for no timeout
 _FIRST_BUFFER = 1 << 16  # bytes; grows with the received messages
 # Sleeping and waking takes longer than a small call. If the other end answered within this time before, a client polls
@@ -57,6 +66,7 @@ class LaneSocket:
         self.peer = peer
         self._spin_s = spin_s or (lambda: SPIN_S)
         self._socket: ByteStream = connection
+        self._is_tcp = connection.family != socket.AF_UNIX
         # Returns the bytes that an encrypted stream holds, which `poll` does not see.
         self._pending: Callable[[], int] = int
         self._stall_s = stall_s
@@ -67,7 +77,7 @@ class LaneSocket:
         self._begin = self._end = 0
         connection.setblocking(True)
         self._set_timeout(stall_s)
-        if connection.family == socket.AF_UNIX:
+        if not self._is_tcp:
             return  # the kernel reports the end of a process on this host
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -84,6 +94,15 @@ class LaneSocket:
     def secure(self, protect: Callable[[ByteStream], ByteStream]) -> None:
         self._socket = protect(self._socket)
         self._pending = getattr(self._socket, "pending", int)
+
+    def detect_loss(self) -> None:
+        if not self._is_tcp:
+            return
+        try:
+            for option, value in _FAST_KEEPALIVE.items():
+                self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
+        except OSError as error:
+            raise self._broken(error) from None
 
     def limit(self, within_s: float | None) -> None:
         if within_s is None:

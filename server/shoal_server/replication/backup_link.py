@@ -68,6 +68,7 @@ class BackupLink:
         """
         try:
             self._lane.send(Frame.END)  # the group has its memory
+            self._lane.detect_loss()  # this end sends on the other lane
             self._receive()
         except errors.ShoalError as error:
             self._tell(error)

@@ -188,6 +188,7 @@ class PrimaryLink:
                 with self._sending:  # inputs that come meanwhile follow the state
                     inputs = self._open(replica_pb2.ReplicaHello.INPUTS)
                     copies = self._open(replica_pb2.ReplicaHello.COPIES)
+                    copies.detect_loss()  # this end sends on the other lane
                     start = self.group.begin_copy(self.log)
                     undo.callback(start.end)
                     self._writable.register(inputs, select.POLLOUT)

@@ -352,6 +352,27 @@ def test_lane_sends_without_delay_and_detects_vanished_hosts() -> None:
         assert idle + interval * count <= 30
 
 
+def test_an_end_that_sends_nothing_detects_a_vanished_host_within_seconds() -> None:
+    with connected() as (near, _):
+        lane = Lane(near, "far", PARAMETER_SERVER)
+        assert not near.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT), "a reader that is busy would be cut"
+        lane.detect_loss()
+        idle, interval, count, unconfirmed_ms = (
+            near.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        )
+        assert idle + interval * count == unconfirmed_ms / 1000 == _lane_socket.LOSS_S
+        lane.close()
+        with pytest.raises(errors.Unreachable):
+            lane.detect_loss()
+
+
+def test_a_lane_within_the_host_needs_no_probes() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        Lane(near, "far", PARAMETER_SERVER).detect_loss()
+
+
 class TestWatching:
     """Where the other end answers soon, a lane polls its socket before it sleeps."""
 
