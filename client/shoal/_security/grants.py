@@ -1,7 +1,7 @@
 """Grants: what the coordinator signs, so that the primary of a lock group may make a backup on another server.
 
 A grant is a JSON Web Token with the coordinator's signature, as tokens are. It identifies no caller, so no call accepts
-it as a token. docs/decisions/0083 explains what it protects.
+it as a token. docs/decisions/0086 explains what it protects.
 """
 
 from dataclasses import asdict, dataclass
