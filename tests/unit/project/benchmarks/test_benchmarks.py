@@ -16,7 +16,7 @@ import pytest
 from shoal import errors
 from support import leaks
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 BENCHMARKS = ROOT / "benchmarks"
 sys.path += [str(BENCHMARKS), str(BENCHMARKS / "strategies")]
 

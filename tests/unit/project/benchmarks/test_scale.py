@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 sys.path.append(str(ROOT / "benchmarks" / "control_plane"))
 
 import scale_page  # noqa: E402 - benchmarks are no package
