@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: bytecode fuzz property-tests demo models test test-cluster test-gpu test-lowest reference long e2e coverage chaos simulate scale soak lint check-style check-types check-imports check-spelling check-words check-subjects check-locks docs docs-serve bench bench-strategies bench-peers check-protos protos proto-baseline version release lock audit clean help
+.PHONY: bytecode fuzz property-tests demo models test test-cluster test-gpu test-lowest reference long e2e coverage chaos simulate scale soak lint check-style check-types check-imports check-spelling check-words check-subjects check-locks docs docs-serve bench bench-strategies bench-kills bench-peers check-protos protos proto-baseline version release lock audit clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -34,6 +34,7 @@ help:
 	@echo "make docs-serve  serve the site at http://127.0.0.1:8000, and rebuild it when docs/ changes"
 	@echo "make bench   run the benchmarks, also of other systems (docs/explanation/performance.md); BENCH=dense,small selects some"
 	@echo "make bench-strategies  compare the distribution strategies, and renew docs/explanation/choosing-a-strategy.md and pipelines.md"
+	@echo "make bench-kills  compare systems whose processes are killed every 15 s, for 45 minutes, and renew docs/explanation/surviving-kills.md; KILLS=torchft,... selects systems"
 	@echo "make soak    run jobs and sessions for 30 minutes, and check that no role uses more and more (runs/soak)"
 	@echo "make scale   measure the coordinator with 1,000 simulated workers and 100 servers, and renew docs/explanation/scale.md"
 	@echo "make bench-peers  build the environments of the other systems, in .peers"
@@ -158,6 +159,13 @@ bench: $(SETUP)
 bench-strategies: $(SETUP)
 	$(BIN)/python benchmarks/strategies/compare_strategies.py --keep
 	$(BIN)/python benchmarks/strategies/pipeline.py --keep
+
+# Useful samples while processes are killed, for Shoal and for the systems of `make bench-peers`; KILLS=tensorflow,torchft selects some.
+KILLS ?=
+COMMA := ,
+
+bench-kills: $(SETUP)
+	$(BIN)/python benchmarks/kills/compare_kills.py $(subst $(COMMA), ,$(KILLS)) --keep
 
 soak: $(SETUP)
 	$(BIN)/python benchmarks/cluster/soak.py

@@ -44,6 +44,7 @@ BY_NAME: Mapping[str, Environment] = {
     "tensorflow": Environment(("tensorflow-cpu",), "tensorflow-cpu"),
     "torch": Environment(("torch==2.13.0", "numpy"), "torch"),
     "ray": Environment(("ray", "numpy"), "ray"),
+    "torchft": Environment(("torch==2.13.0", "torchft", "numpy"), "torchft"),
     "mxnet": Environment(("mxnet==1.9.1", "numpy<1.24"), "mxnet"),
 }
 
