@@ -34,7 +34,7 @@ help:
 	@echo "make docs-serve  serve the site at http://127.0.0.1:8000, and rebuild it when docs/ changes"
 	@echo "make bench   run the benchmarks, also of other systems (docs/explanation/performance.md); BENCH=dense,small selects some"
 	@echo "make bench-strategies  compare the distribution strategies, and renew docs/explanation/choosing-a-strategy.md and pipelines.md"
-	@echo "make bench-kills  compare systems whose processes are killed every 15 s, for 45 minutes, and renew docs/explanation/surviving-kills.md; KILLS=torchft,... selects systems"
+	@echo "make bench-kills  compare systems whose processes are killed every 15 s, for 50 minutes, and renew docs/explanation/surviving-kills.md; KILLS=torchft,... selects systems"
 	@echo "make soak    run jobs and sessions for 30 minutes, and check that no role uses more and more (runs/soak)"
 	@echo "make scale   measure the coordinator with 1,000 simulated workers and 100 servers, and renew docs/explanation/scale.md"
 	@echo "make bench-peers  build the environments of the other systems, in .peers"
