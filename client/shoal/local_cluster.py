@@ -110,10 +110,8 @@ class LocalCluster:
         given = {name: value for name, value in combined.items() if name not in SOURCES}
         self._env = given if any(name in given for name in _THREADS) else {**given, **_share_of_cores(workers)}
         self._flags = _flags_by_role(flags or {})
-        self._log_level = log_level
+        self._log_level, self._show_logs, self._start_timeout_s = log_level, show_logs, start_timeout_s
         self._log_dir = None if log_dir is None else Path(log_dir)
-        self._show_logs = show_logs
-        self._start_timeout_s = start_timeout_s
         self._processes: dict[tuple[str, int], RoleProcess] = {}
         self._fork_server: ForkServer | None = None  # while the cluster runs; see `_forks`
         self._state: Path | None = None  # the coordinator's temporary folder while the cluster runs
@@ -174,7 +172,7 @@ class LocalCluster:
             StartFailed: the cluster runs already, or a role did not start. The message has the end of the role's log.
         """
         if self._processes:
-            raise errors.StartFailed("this cluster is already running; stop it first, or create another LocalCluster")
+            raise errors.StartFailed("this cluster is running; stop it first, or create another LocalCluster")
         deadline = time.monotonic() + self._start_timeout_s
         with ExitStack() as undo, wait_notice("the start of the local cluster", self._starting):
             undo.callback(self.stop)
@@ -245,10 +243,7 @@ class LocalCluster:
         old = self.process(role, index)
         old.kill()
         old.reap(_STOP_S)
-        process = self._launch(role, index, *(self._addresses if role == "coordinator" else ()))
-        with wait_notice(f"the restart of {process.name}", lambda: ""):
-            process.wait_ready(self._start_timeout_s)
-        return process
+        return self._ready(self._launch(role, index, *(self._addresses if role == "coordinator" else ())), "restart")
 
     def add_worker(self) -> RoleProcess:
         """Starts one more worker. It joins a running job that `Job.max_workers` allows it to join.
@@ -262,13 +257,13 @@ class LocalCluster:
         return self._add("worker")
 
     def add_server(self) -> RoleProcess:
-        """Starts one more server. It gets its share of the shards of running jobs after a few seconds.
+        """Starts one more server, which soon gets its share of the shards of running jobs.
 
         Returns:
-            The process. After `send_signal(signal.SIGTERM)` the server moves its shards to others and leaves.
+            The process. After `send_signal(signal.SIGTERM)` it moves its shards to other servers and leaves.
 
         Raises:
-            StartFailed: the server did not start.
+            StartFailed: it did not start.
         """
         return self._add("server")
 
@@ -282,9 +277,11 @@ class LocalCluster:
         self.stop()
 
     def _add(self, role: str) -> RoleProcess:
-        number = max((process.index for process in self.processes if process.role == role), default=-1) + 1
-        process = self._launch(role, number)
-        with wait_notice(f"the start of {process.name}", lambda: ""):
+        taken = (process.index for process in self.processes if process.role == role)
+        return self._ready(self._launch(role, max(taken, default=-1) + 1), "start")
+
+    def _ready(self, process: RoleProcess, what: str) -> RoleProcess:
+        with wait_notice(f"the {what} of {process.name}", str):
             process.wait_ready(self._start_timeout_s)
         return process
 

@@ -122,25 +122,7 @@ class Server:
         self.address = self._rpc.address
         self._endpoints.start(self.address)
         self._rpc.start()
-        self._coordinator = CoordinatorClient(
-            config.coordinator,
-            retry_for_s=config.retry_for_s,
-            credentials=config.credentials.for_coordinator(config.coordinator, AccessRole.SERVER),
-            on_silence=_log.warning,
-        )
-        self._membership = MembershipClient(
-            self._coordinator,
-            coordinator_pb2.RegisterRequest(
-                role=coordinator_pb2.SERVER,
-                member=config.name,
-                address=self.address,
-                metrics_address=config.metrics_address,
-            ),
-            on_reply=self._on_reply,
-            on_end=self._on_end_of_life,
-            authorizer=self.authorizer,
-            load=self._load,
-        )
+        self._coordinator, self._membership = self._coordinator_clients(config)
         try:
             self._membership.start()
         except BaseException:
@@ -148,6 +130,30 @@ class Server:
             raise
         self._leave_grace_s = config.leave_grace_s
         self._rpc.set_ready(True)
+
+    def _coordinator_clients(self, config: ServerConfig) -> tuple[CoordinatorClient, MembershipClient]:
+        """Returns the client of the coordinator, and the one that keeps this server a member of its cluster."""
+        coordinator = CoordinatorClient(
+            config.coordinator,
+            retry_for_s=config.retry_for_s,
+            credentials=config.credentials.for_coordinator(config.coordinator, AccessRole.SERVER),
+            on_silence=_log.warning,
+        )
+        registration = coordinator_pb2.RegisterRequest(
+            role=coordinator_pb2.SERVER,
+            member=config.name,
+            address=self.address,
+            metrics_address=config.metrics_address,
+        )
+        membership = MembershipClient(
+            coordinator,
+            registration,
+            on_reply=self._on_reply,
+            on_end=self._on_end_of_life,
+            authorizer=self.authorizer,
+            load=self._load,
+        )
+        return coordinator, membership
 
     def _rpc_server(self, config: ServerConfig) -> _rpc.RpcServer:
         servicer = ParameterServerServicer(

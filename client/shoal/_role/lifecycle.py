@@ -200,13 +200,7 @@ def run_role(
     try:
         endpoints.authorizer, endpoints.not_ready = running.authorizer, ""
         _announce_ready(role, running, endpoints, supervised)
-        while not signals.stop.wait(_SIGNAL_S):
-            reminder.check(time.time())  # besides, a signal may wake another thread, but handlers run in this one
-            asked = drain_state(running)
-            endpoints.not_ready = asked.value
-            if asked is DrainState.DRAINED:
-                break
-        endpoints.not_ready = "stopping"
+        _await_end(signals, reminder, lambda: drain_state(running), endpoints)
         log.info("stopping")
         if leave and not signals.stop_now.is_set():
             leave(running, signals.stop_now)
@@ -214,6 +208,25 @@ def run_role(
         stop()
         _tracing.stop()
     log.info("stopped")
+
+
+def _await_end(
+    signals: "StopSignals", reminder: ExpiryReminder, drain_state: Callable[[], DrainState], endpoints: RoleHttpServer
+) -> None:
+    """Waits for a signal, or until the role has drained. The role is then not ready any more.
+
+    Args:
+        signals: the signals that stop the role.
+        reminder: warns before a certificate expires.
+        drain_state: returns what the coordinator asks of the role.
+        endpoints: what says whether the role is ready.
+    """
+    asked = DrainState.SERVING
+    while asked is not DrainState.DRAINED and not signals.stop.wait(_SIGNAL_S):
+        reminder.check(time.time())  # besides, a signal may wake another thread, but handlers run in this one
+        asked = drain_state()
+        endpoints.not_ready = asked.value
+    endpoints.not_ready = "stopping"
 
 
 def _check_transport() -> None:
