@@ -42,7 +42,7 @@ def _hint(connection: socket.socket) -> str:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent
     context.minimum_version = ssl.TLSVersion.TLSv1_3  # a server then asks for a certificate after the handshake
     try:
-        context.wrap_socket(connection).close()
+        _shake_hands(connection, context)
     except ssl.SSLError as error:
         return _USES_TLS if "ALERT" in (error.reason or "") else ""
     return _USES_TLS
@@ -50,12 +50,35 @@ def _hint(connection: socket.socket) -> str:
 
 def _refusal(connection: socket.socket, tls: "TlsFiles", role: AccessRole) -> str:
     try:
-        tls.current().lane_client.wrap_socket(connection, server_hostname=role_name(role)).close()
+        _shake_hands(connection, tls.current().lane_client, role_name(role))
     except ssl.SSLError as error:
         return explained(error)
     except ConnectionError:
         return explained(ssl.SSLEOFError())
     return ""
+
+
+def _shake_hands(connection: socket.socket, context: ssl.SSLContext, name: str | None = None) -> None:
+    """Makes a TLS handshake. `wrap_socket` does not close a connection that the other end has reset already."""
+    received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(received, sent, server_hostname=name)
+    while True:
+        done = True
+        try:
+            tls.do_handshake()
+        except ssl.SSLWantReadError:
+            done = False
+        except ssl.SSLError:
+            with suppress(OSError):
+                connection.sendall(sent.read())  # the alert
+            raise
+        connection.sendall(sent.read())
+        if done:
+            return
+        if data := connection.recv(1 << 14):
+            received.write(data)
+        else:
+            received.write_eof()
 
 
 __all__ = ["tls_failure"]
