@@ -348,7 +348,8 @@ class Cluster:
             self._schedule(now)
 
     def _fail_checkpoint(self, event: events.CheckpointFailed, now: float) -> None:
-        self._outcomes.checkpoint_failed(event, now)
+        # Without the scheduler: it would see lost members whose jobs do not know it yet.
+        self._outcomes.end_checkpoint(event, now)
 
     def _lose(self, member: Member, now: float, cursor: Cursor | None = None) -> None:
         if job := self._jobs.take_of(member.id):

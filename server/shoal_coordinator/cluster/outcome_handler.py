@@ -72,7 +72,7 @@ class OutcomeHandler:
             events.CutTaken: self._cut_taken,
             events.CheckpointPublished: self._checkpoint_published,
             events.CheckpointCommitted: self._checkpoint_committed,
-            events.CheckpointFailed: self.checkpoint_failed,
+            events.CheckpointFailed: self._checkpoint_failed,
             **copies.handlers,
         }
 
@@ -215,15 +215,25 @@ class OutcomeHandler:
             self.draining.checkpoint_ended(job, now, last=event.last)
             self._schedule(now)
 
-    def checkpoint_failed(self, event: events.CheckpointFailed, now: float) -> None:
-        """Ends a checkpoint attempt that has failed, or that cannot go on."""
-        if job := self._job_of_outcome(event):
-            if event.shards_lost and job.can_restart:
-                self.lose_shards(job, event.reason, now)
-            else:
-                self._emit(job.checkpoint_failed(event.reason, now))
-                self.draining.checkpoint_ended(job, now, last=False)
+    def _checkpoint_failed(self, event: events.CheckpointFailed, now: float) -> None:
+        if self.end_checkpoint(event, now):
             self._schedule(now)
+
+    def end_checkpoint(self, event: events.CheckpointFailed, now: float) -> bool:
+        """Ends a checkpoint attempt that has failed, or that cannot go on. The caller runs the scheduler afterwards.
+
+        Returns:
+            Whether the attempt was in progress.
+        """
+        job = self._job_of_outcome(event)
+        if job is None:
+            return False
+        if event.shards_lost and job.can_restart:
+            self.lose_shards(job, event.reason, now)
+        else:
+            self._emit(job.checkpoint_failed(event.reason, now))
+            self.draining.checkpoint_ended(job, now, last=False)
+        return True
 
     def _job_of_outcome(self, event: AnyOutcome) -> JobMachine | None:
         """Ends the effect, and returns its live job; None if the job has ended or the effect was abandoned."""

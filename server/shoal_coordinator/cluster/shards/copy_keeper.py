@@ -44,7 +44,7 @@ class CopyKeeper:
         emit: receives the effects that are decided.
         schedule: runs the scheduler, given the time; it calls `grow`.
         declare_lost: handles servers that do not answer, as those whose heartbeat timeout has expired.
-        fail_checkpoint: handles a checkpoint attempt that cannot go on.
+        fail_checkpoint: ends a checkpoint attempt that cannot go on. It does not run the scheduler.
 
     Attributes:
         handlers: the handler of each type of event.

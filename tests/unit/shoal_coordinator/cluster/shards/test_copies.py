@@ -294,6 +294,15 @@ class TestPendingEffects:
         assert rig.checkpoint("a").number
         assert not any(isinstance(it, CheckpointPublished) for it in rig.performed)
 
+    def test_lose_workers_at_the_same_time_as_a_server_that_is_saving(self) -> None:
+        rig = running().workers("w2")
+        rig.handle(events.CheckpointRequested("a"))
+        rig.perform(until=TakeCut)
+        rig.kill("s1", "w0", "w2")  # the server is handled first, and the scheduler must not see w0 and w2 then
+        rig.machine.validate()
+        assert "was lost during the checkpoint" in rig.status("a").checkpoint_failure
+        assert rig.status("a").workers == ("w1",)
+
     def test_drop_every_copy(self) -> None:
         rig = running()
         rig.handle(events.JobCancelled("a"))
