@@ -80,8 +80,15 @@ def test_pushes_count_once_when_replies_are_dropped(
             np.testing.assert_array_equal(value, -float(sum(acknowledged)))
         assert acknowledged == [pushes] * sessions
         rows.passes(0.0, sessions * pushes)
-    dropped, replies = sum(link.counts.dropped for link in links), sum(link.counts.replies for link in links)
-    repeated = counted(cluster, "shoal_server_duplicate_pushes_total")
+        dropped, replies = sum(link.counts.dropped for link in links), sum(link.counts.replies for link in links)
+        repeated = counted(cluster, "shoal_server_duplicate_pushes_total")
+        rows.metrics |= {
+            "pushes lost": 0,
+            "pushes applied twice": 0,
+            f"replies, {transport}": replies,
+            f"replies dropped, {transport}": dropped,
+            f"calls recognised, {transport}": repeated,
+        }
     print(f"{transport}: {sum(acknowledged)} pushes; {dropped} of {replies} replies dropped; {repeated:.0f} recognised")
     assert repeated, "no push was repeated"
 
@@ -166,6 +173,12 @@ def test_a_slow_network_changes_nothing_but_the_time(cluster: ProxiedCluster, cl
         assert incarnations(client) == lives, "a member was declared lost"
         assert {name: faults(cluster, name) for name in FAULTS} == refused
         rows.passes(took)
+        rows.metrics |= {
+            "loss": slow,
+            "loss of a clean run": clean,
+            "segments stalled": stalled,
+            "calls beyond their deadline": 0,
+        }
 
 
 # What counts calls that have met their deadline, or found nobody, by the role that counts them.

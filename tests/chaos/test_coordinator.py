@@ -121,32 +121,30 @@ def test_nothing_is_lost_when_the_coordinator_is_killed_repeatedly(
             assert back[-1] < BACK_WITHIN_S
             wait_until(lambda: client.pull(job)["seen"].sum() > seen + 8 * BATCH, what="more training")  # noqa: B023
             counted.passes(back[-1])
-    print(f"{RUNS} times killed; away for {spread(away)} s, all members back within {spread(back)} s of its return")
-    after = client.status()
-    assert (after.cluster, after.generation) == (before.cluster, before.generation)
-    assert living(after) == lives, "somebody began again"
+        after = client.status()
+        assert (after.cluster, after.generation) == (before.cluster, before.generation)
+        assert living(after) == lives, "somebody began again"
 
-    assert state_of(client.job("done")) is shoal.JobState.SUCCEEDED
-    assert "waiting for workers" in waiting.status().reason
-    waiting.cancel()
-    gate.touch()
-    progress = job.wait(timeout_s=60 + 15 * RUNS).progress
-    np.testing.assert_array_equal(client.pull(job)["seen"], RUNS, "the ledger is not exact")
-    assert (progress.steps, progress.samples) == (steps, steps * BATCH)
-    assert (progress.rejected, progress.dropped) == (0, 0)
-    assert refusals(cluster) == refused, "a pull or a push failed"
-    entries = [event.reason for event in job.events() if isinstance(event, shoal.events.StateChanged)]
-    assert not [reason for reason in entries if "is lost" in reason or "is gone" in reason]
+        assert state_of(client.job("done")) is shoal.JobState.SUCCEEDED
+        assert "waiting for workers" in waiting.status().reason
+        waiting.cancel()
+        gate.touch()
+        progress = job.wait(timeout_s=60 + 15 * RUNS).progress
+        np.testing.assert_array_equal(client.pull(job)["seen"], RUNS, "the ledger is not exact")
+        assert (progress.steps, progress.samples) == (steps, steps * BATCH)
+        assert (progress.rejected, progress.dropped) == (0, 0)
+        assert refusals(cluster) == refused, "a pull or a push failed"
+        entries = [event.reason for event in job.events() if isinstance(event, shoal.events.StateChanged)]
+        assert not [reason for reason in entries if "is lost" in reason or "is gone" in reason]
+        counted.metrics |= {"jobs lost": 0, "pulls or pushes refused": 0, "steps": steps}
+        back_after = counted.spreads("s until all members are back", back)
+    print(f"{RUNS} times killed; away for {max(away):.2f} s at most; all members back after {back_after}")
     print(f"{steps} steps, each sample {RUNS} times; no job lost, no push refused, no trainer dead")
 
 
 def living(status: ClusterStatus) -> dict[str, int]:
     """Returns the incarnations of the members that are alive."""
     return {member.member: member.incarnation for member in status.members if member.alive}
-
-
-def spread(seconds: list[float]) -> str:
-    return f"{np.median(seconds):.2f} (median) to {max(seconds):.2f}"
 
 
 def refusals(cluster: shoal.LocalCluster) -> float:

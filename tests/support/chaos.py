@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ _RECOVERY, _CHECKPOINTS = "tests/chaos/test_recovery.py", "tests/contract/test_c
 _NETWORK = "tests/chaos/test_bad_network.py"
 _COORDINATOR, _LEDGER = "tests/chaos/test_coordinator.py", "tests/chaos/test_ledger.py"
 _REPLICAS, _COPYING = "tests/chaos/test_replicas.py", "tests/chaos/test_copying.py"
+_SIMULATION = "tests/simulation/test_simulation.py"
 SCENARIOS: Mapping[str, Sequence[str]] = {
     "whole_cluster_kill": [f"{_RECOVERY}::test_job_has_the_same_result_after_the_whole_cluster_is_killed"],
     "checkpoint_faults": [
@@ -43,7 +44,10 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
     "worker_kill": ["tests/chaos/test_worker_kill.py"],
     "worker_kill_ledger": [_LEDGER],
     "dropped_replies": [f"{_NETWORK}::test_pushes_count_once_when_replies_are_dropped"],
-    "replayed_pushes": [f"{_NETWORK}::test_acknowledged_pushes_that_are_sent_again_are_recognised"],
+    "replayed_pushes": [
+        f"{_REPLICAS}::test_pushes_that_are_sent_again_after_a_failover_change_nothing",
+        f"{_NETWORK}::test_acknowledged_pushes_that_are_sent_again_are_recognised",
+    ],
     "slow_network": [f"{_NETWORK}::test_a_slow_network_changes_nothing_but_the_time"],
     "partition": ["tests/chaos/test_partitions.py"],
     "clock_step": ["tests/chaos/test_clock_steps.py"],
@@ -61,12 +65,13 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
     ],
     "server_and_coordinator_kill": [f"{_REPLICAS}::test_a_server_dies_with_the_coordinator"],
     "stopped_primary": [f"{_REPLICAS}::test_a_stopped_primary_answers_nothing_when_it_goes_on"],
-    "resent_after_failover": [f"{_REPLICAS}::test_pushes_that_are_sent_again_after_a_failover_change_nothing"],
     "both_copies_kill": [
         f"{_COPYING}::test_the_job_goes_back_to_its_checkpoint_when_both_copies_are_lost",
         f"{_COPYING}::test_a_job_goes_back_when_the_primary_dies_during_its_only_copy",
     ],
     "kill_during_copy": [f"{_COPYING}::test_a_copy_that_is_interrupted_is_made_again"],
+    "simulation": [f"{_SIMULATION}::test_no_seed_breaks_an_invariant"],
+    "planted_bugs": [f"{_SIMULATION}::test_every_planted_bug_is_found_soon"],
     "session_kill_batches": ["tests/cluster/test_sessions.py::test_no_sample_is_missed_when_sessions_die"],
 }
 
@@ -85,6 +90,7 @@ class Row:
         passed: number of runs that passed.
         worst: the worst figure of the runs that passed.
         unit: unit of that figure.
+        metrics: further metrics, by what they are.
     """
 
     name: str
@@ -92,6 +98,7 @@ class Row:
     passed: int
     worst: float
     unit: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
@@ -104,7 +111,7 @@ def summed(name: str, found: Iterable[Mapping[str, Any]], status: int) -> Row:
 
     Args:
         name: name of the scenario.
-        found: what its tests recorded.
+        found: what its tests recorded. Of metrics with the same name, the largest one counts.
         status: exit status of its tests. A failure that no test counted adds a run that did not pass. So does a
             scenario that recorded nothing.
     """
@@ -113,7 +120,10 @@ def summed(name: str, found: Iterable[Mapping[str, Any]], status: int) -> Row:
     if passed == runs and (status or not rows):
         runs += 1
     worst = max((row.worst for row in rows), default=0.0)
-    return Row(name, runs, passed, worst, rows[0].unit if rows else "")
+    metrics: dict[str, float] = {}
+    for row in rows:
+        metrics.update({what: max(value, metrics.get(what, value)) for what, value in row.metrics.items()})
+    return Row(name, runs, passed, worst, rows[0].unit if rows else "", metrics)
 
 
 def run(name: str, nodes: Sequence[str]) -> Row:
@@ -147,7 +157,9 @@ def table(rows: Iterable[Row]) -> str:
     """Returns the rows as text for a terminal."""
     width = max(map(len, SCENARIOS))
     lines = [f"{'scenario':{width}}  passed  of runs  worst"]
-    lines += [f"{row.name:{width}}  {row.passed:6}  {row.runs:7}  {row.worst:g} {row.unit}" for row in rows]
+    for row in rows:
+        lines.append(f"{row.name:{width}}  {row.passed:6}  {row.runs:7}  {row.worst:g} {row.unit}")
+        lines += [f"{'':{width}}  {what}: {value:g}" for what, value in row.metrics.items()]
     return "\n".join(lines)
 
 

@@ -6,10 +6,11 @@ The environment selects them: `SHOAL_LONG=1` selects the long forms, `CHAOS_RUNS
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+import numpy as np
 import pytest
 
 T = TypeVar("T")
@@ -41,32 +42,50 @@ def draws(short: int) -> int:
     return short * int(os.environ.get("SHOAL_DRAWS") or 1)
 
 
-def record(name: str, count: int, passed: int, worst: float, unit: str) -> None:
-    """Records the result of a scenario for `make chaos`: runs, passed runs and the worst figure."""
-    if rows := os.environ.get("CHAOS_ROWS"):
-        with open(rows, "a") as file:
-            row = {"name": name, "runs": count, "passed": passed, "worst": round(worst, 3), "unit": unit}
-            file.write(json.dumps(row) + "\n")
-
-
 class RunCount:
-    """The runs of a scenario so far."""
+    """The runs of a scenario so far.
+
+    Attributes:
+        passed: number of runs that passed.
+        worst: the worst figure of those.
+        metrics: further metrics, by what they are.
+    """
 
     def __init__(self) -> None:
         self.passed = 0
         self.worst = 0.0
+        self.metrics: dict[str, float] = {}
 
     def passes(self, figure: float, count: int = 1) -> None:
         """Counts more passed runs, with this figure."""
         self.passed += count
         self.worst = max(self.worst, figure)
 
+    def spreads(self, what: str, seconds: Sequence[float]) -> str:
+        """Adds the median, the 99th percentile and the longest of some times as metrics, and returns them as text."""
+        found = {"median": np.median(seconds), "p99": np.percentile(seconds, 99), "longest": max(seconds)}
+        self.metrics.update({f"{what}, {name}": round(float(value), 3) for name, value in found.items()})
+        return ", ".join(f"{value:.2f} s ({name})" for name, value in found.items())
+
 
 @contextmanager
 def count_runs(name: str, count: int, unit: str) -> Iterator[RunCount]:
-    """Counts a scenario's runs that pass, and records them however the test ends."""
+    """Counts a scenario's runs that pass, and records them for `make chaos` however the test ends.
+
+    The load average of the last minute is one of the metrics, because times depend on it.
+    """
     counted = RunCount()
     try:
         yield counted
     finally:
-        record(name, count, counted.passed, counted.worst, unit)
+        if rows := os.environ.get("CHAOS_ROWS"):
+            row = {
+                "name": name,
+                "runs": count,
+                "passed": counted.passed,
+                "worst": round(counted.worst, 3),
+                "unit": unit,
+                "metrics": {**counted.metrics, "load average": round(os.getloadavg()[0], 2)},
+            }
+            with open(rows, "a") as file:
+                file.write(json.dumps(row) + "\n")

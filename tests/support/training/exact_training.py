@@ -157,8 +157,13 @@ class ExactTraining:
             self._others += pushes
 
     def end(self) -> None:
-        """Ends the sessions at one step, and checks that the values have each acknowledged update once."""
+        """Ends the sessions at one step, and checks that the values have each acknowledged update once.
+
+        May be called twice.
+        """
         with self._changed:
+            if self._goal is not None:
+                return
             self._goal = max(self._steps) + 3 if self._joined else 0
         for thread in self._threads:
             thread.join(60)

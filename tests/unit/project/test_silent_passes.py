@@ -40,3 +40,11 @@ def test_missing_program_fails_where_it_is_required(
     monkeypatch.setenv(variable, "1")
     with pytest.raises(pytest.fail.Exception, match="there is no nonesuch nor neither here: Debian has it"):
         need("nonesuch", "neither", source="Debian has it in the package nonesuch", failing=failing)
+
+
+def test_metrics_of_a_scenario_are_those_of_all_its_tests() -> None:
+    row = {"name": "a", "runs": 1, "passed": 1, "worst": 0.5, "unit": "s"}
+    found: list[dict[str, Any]] = [{**row, "metrics": {"x": 3.0, "y": 1.0}}, {**row, "metrics": {"x": 2.0}}, row]
+    summed = chaos.summed("a", found, 0)
+    assert summed.metrics == {"x": 3.0, "y": 1.0}
+    assert "y: 1" in chaos.table([summed])
