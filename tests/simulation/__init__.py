@@ -4,7 +4,8 @@ One seed gives one run: the plan of the run, the order of its events and its fau
 and no sleeps, so a seed always gives the same run. `python -m simulation` runs many seeds. From the bottom up:
 
 - `clock`, `scheduler`: simulated time; coroutines that belong to a process, which can be killed or stopped
-- `network`, `disk`: calls that get lost, late or doubled; the checkpoint storage, and the store of the coordinator
+- `network`, `lanes`, `disk`: calls that get lost, late or doubled; connections that keep the order of messages; the
+  checkpoint storage, and the store of the coordinator
 - `plan`: what a seed decides: the members, the job, and the faults with their times
 - `invariants`: what must hold after each event
 - `nodes`: coordinator, server and worker, around the state machines of the product

@@ -10,9 +10,9 @@ from simulation.messages import PushName
 
 @dataclass(frozen=True)
 class ShardFile:
-    """What a server writes into a checkpoint: which pushes its values are the sum of, and their version."""
+    """What a server writes into a checkpoint: of each lock group, which pushes its values are the sum of."""
 
-    pushes: frozenset[PushName]
+    groups: tuple[frozenset[PushName], ...]
     version: int
 
 

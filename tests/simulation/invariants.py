@@ -34,6 +34,9 @@ class Applied(Protocol):
 
     Attributes:
         server: name of the server.
+        number: names the lock group in its job.
+        follows: whether it is a backup.
+        awaits_decision: whether its values may have updates that nobody was told of, because its backup may lack them.
         generation: generation of the placement.
         pushes: the pushes that its values are the sum of.
         value: the sum: each push adds 1.
@@ -44,6 +47,8 @@ class Applied(Protocol):
     """
 
     server: str
+    number: int
+    follows: bool
     generation: int
     pushes: set[PushName]
     value: int
@@ -51,6 +56,9 @@ class Applied(Protocol):
     fenced: dict[str, int]
     released: dict[tuple[str, int], int]
     version: int
+
+    @property
+    def awaits_decision(self) -> bool: ...
 
 
 @dataclass
@@ -69,21 +77,31 @@ class Checker:
     acknowledged: int = 0
     undone: int = 0
     _generation: int = 0  # the newest one
-    _groups: dict[int, list[Applied]] = field(default_factory=dict)  # by generation, the groups that still live
+    # By generation, the primaries that still live, by number; of several, the one that was promoted last.
+    _groups: dict[int, dict[int, Applied]] = field(default_factory=dict)
     _acked: dict[int, dict[PushName, None]] = field(default_factory=dict)  # by generation
     _steps: dict[tuple[int, int], frozenset[PushName]] = field(default_factory=dict)  # of synchronous steps
     _bases: dict[int, frozenset[PushName]] = field(default_factory=dict)  # by generation: what it began with
-    _seen: dict[tuple[str, int, str], int] = field(default_factory=dict)  # version by worker, generation and server
+    _seen: dict[tuple[str, int, int], int] = field(default_factory=dict)  # version by worker, generation and group
 
     # What servers do.
 
     def created(self, group: Applied) -> None:
         """A server has created a lock group."""
-        self._groups.setdefault(group.generation, []).append(group)
+        if not group.follows:
+            self._groups.setdefault(group.generation, {})[group.number] = group
+
+    def promoted(self, group: Applied) -> None:
+        """A backup has become the primary. It has all that workers were told."""
+        self._groups.setdefault(group.generation, {})[group.number] = group
+        for name in self._acked.get(group.generation, ()):
+            self._counts(group, name)
 
     def closed(self, group: Applied) -> None:
         """A lock group is gone, with its values."""
-        self._groups[group.generation].remove(group)
+        groups = self._groups.get(group.generation, {})
+        if groups.get(group.number) is group:
+            del groups[group.number]
 
     def restored(self, group: Applied) -> None:
         """A lock group was filled from a checkpoint: each group of a generation from the same one."""
@@ -118,7 +136,9 @@ class Checker:
         step = steps.pop()
         if missing := {name for name in group.held if name.step <= step} - set(names):
             raise Violation("acknowledged", f"{group.server} closes step {step} without {missing}")
-        if self.plan.consistency == Synchronous():  # with backup workers, servers may leave out different ones
+        # With backup workers, servers may leave out different ones. What a primary has done and its backup lacks may be
+        # done otherwise by the next primary, so it counts when the backup has done it.
+        if self.plan.consistency == Synchronous() and not group.awaits_decision:
             key, found = (group.generation, step), frozenset(names)
             if self._steps.setdefault(key, found) != found:
                 raise Violation("sum_of_workers", f"step {key[1]}: {group.server} sums up others than another server")
@@ -151,16 +171,16 @@ class Checker:
     def begins(self, generation: int, reachable: Iterable[Applied]) -> None:
         """The coordinator has made a generation: no server that it can reach serves an earlier one."""
         for group in reachable:
-            if group.generation < generation:
+            if group.generation < generation and not group.follows:
                 raise Violation("one_generation", f"{group.server} serves {group.generation} beside {generation}")
 
     # What workers are told.
 
-    def pulled(self, worker: str, stamp: Stamp, server: str, version: int) -> None:
-        """A worker has got values of a version."""
-        key = worker, stamp.generation, server
+    def pulled(self, worker: str, stamp: Stamp, group: int, version: int) -> None:
+        """A worker has got values of a version of a lock group."""
+        key = worker, stamp.generation, group
         if version < self._seen.get(key, 0):
-            raise Violation("versions_rise", f"{worker} sees {server} fall from {self._seen[key]} to {version}")
+            raise Violation("versions_rise", f"{worker} sees group {group} fall from {self._seen[key]} to {version}")
         self._seen[key] = version
 
     def told_accepted(self, name: PushName) -> None:
@@ -170,7 +190,7 @@ class Checker:
             self.undone += 1
             return
         self._acked.setdefault(name.generation, {})[name] = None
-        for group in self._groups.get(name.generation, []):
+        for group in self._groups.get(name.generation, {}).values():
             self._counts(group, name)
 
     def _counts(self, group: Applied, name: PushName) -> None:
@@ -179,19 +199,18 @@ class Checker:
 
     # What the coordinator does.
 
-    def cut(self, generation: int, groups: Mapping[str, frozenset[PushName]], data: Any) -> None:
+    def cut(self, generation: int, files: Sequence[frozenset[PushName]], data: Any) -> None:
         """A checkpoint was cut: its files, and its ledger.
 
         Args:
             generation: of the job.
-            groups: by server, the pushes in its file.
+            files: of each lock group, the pushes in its file.
             data: the ledger, a `LedgerRecord`, or None.
         """
-        files = list(groups.values())
         if self._dropping:
             return
         if any(pushes != files[0] for pushes in files):
-            raise Violation("consistent_cut", f"the files of a cut differ: { {k: len(v) for k, v in groups.items()} }")
+            raise Violation("consistent_cut", f"the files of a cut differ: {[len(it) for it in files]}")
         if data is not None:
             self._covered(files[0], data, "a cut")
 
@@ -231,7 +250,7 @@ class Checker:
             generation: its generation.
             finished: the ledger.
         """
-        groups = self._groups.get(generation, [])
+        groups = [*self._groups.get(generation, {}).values()]
         for group in groups:
             for acked in self._acked.values():
                 for name in acked:

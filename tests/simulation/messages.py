@@ -3,13 +3,13 @@
 What workers and servers send to the coordinator are the events of its state machine, and the two questions here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal._wire import Cursor
 from shoal.consistency import Consistency
-from shoal_server.shards.machine.events import WorkerProgress
+from shoal_server.shards.machine.events import AnswerCut, WorkerProgress
 
 
 class PushName(NamedTuple):
@@ -56,6 +56,7 @@ class CreateShards:
     generation: int
     consistency: Consistency
     norms: tuple[str, ...] = ()
+    group: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class ResumeCommits:
 
 @dataclass(frozen=True)
 class Save:
-    """The second half of a cut. The reply has an `AnswerCut`."""
+    """The second half of a cut. The reply has a `Saved` for each lock group."""
 
     job: str
     generation: int
@@ -127,6 +128,10 @@ class Save:
     number: int
     progress: Mapping[str, WorkerProgress]
     pause_s: float
+
+
+# What a lock group answers to a `Save`: its answer, and the pushes that its values are the sum of.
+Saved = tuple[AnswerCut, frozenset[PushName]]
 
 
 @dataclass(frozen=True)
@@ -138,9 +143,62 @@ class CollectFiles:
 
 
 @dataclass(frozen=True)
-class Pull:
-    """Asks for the values, or with `barrier` only for the step. The reply is a `Pulled`."""
+class AddBackup:
+    """Makes the primary of a lock group copy it to another server. The reply says whether the copy is complete."""
 
+    job: str
+    generation: int
+    group: int
+    term: int
+    backup: str
+
+
+@dataclass(frozen=True)
+class DropBackup:
+    """Makes the primary of a lock group continue alone."""
+
+    job: str
+    generation: int
+    group: int
+    term: int
+
+
+@dataclass(frozen=True)
+class DropCopy:
+    """Frees a copy of an earlier term."""
+
+    job: str
+    generation: int
+    group: int
+    term: int
+
+
+@dataclass(frozen=True)
+class Promote:
+    """Makes a backup the primary."""
+
+    job: str
+    generation: int
+    group: int
+    term: int
+
+
+@dataclass(frozen=True)
+class ReplicaHello:
+    """A primary opens the connection to a backup. `connect` takes the end of the backup, and returns the lane."""
+
+    config: CreateShards
+    term: int
+    server: str
+    incarnation: int
+    connect: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Pull:
+    """Asks a lock group for the values, or with `barrier` only for the step. The reply is a `Pulled`."""
+
+    group: int
     stamp: Stamp
     ahead: int = 0
     barrier: bool = False
@@ -158,6 +216,7 @@ class Pulled:
 class Push:
     """Stages a push, and commits it if `commit` is set. A push without a name brings nothing."""
 
+    group: int
     stamp: Stamp
     weight: float
     version: int
@@ -170,6 +229,7 @@ class Push:
 class Commit:
     """Commits a staged push."""
 
+    group: int
     stamp: Stamp
 
 

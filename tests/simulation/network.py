@@ -13,9 +13,9 @@ from shoal import errors
 from simulation.scheduler import Future, Life, Scheduler
 
 # Seconds until a caller learns that nobody listens, or that the process that it called has ended.
-_REFUSED_S = 0.01
+REFUSED_S = 0.01
 # Seconds until a machine notices that the other end of a connection cannot be reached any more.
-_KEEPALIVE_S = 4.0
+KEEPALIVE_S = 4.0
 
 
 @dataclass(eq=False)
@@ -126,7 +126,7 @@ class Network:
             self._break(answer, f"no way to {name}")
             return answer
         if called is None or not called.alive:
-            scheduler.after(_REFUSED_S, lambda: answer.fail(errors.Unreachable(f"nobody listens at {name}")))
+            scheduler.after(REFUSED_S, lambda: answer.fail(errors.Unreachable(f"nobody listens at {name}")))
             return answer
         if random.random() < weather.lost:
             self._break(answer, f"{name}: connection reset")
@@ -134,7 +134,7 @@ class Network:
 
         def broken() -> None:
             if self.connected(caller.name, name):
-                scheduler.after(_REFUSED_S, lambda: answer.fail(errors.Unreachable(f"{name} has ended")))
+                scheduler.after(REFUSED_S, lambda: answer.fail(errors.Unreachable(f"{name} has ended")))
 
         called.on_end[broken] = None
         answer.then(lambda: called.on_end.pop(broken, None))
@@ -165,14 +165,14 @@ class Network:
             if answer is not None:
                 task.result.then(lambda: self._reply(caller, called, task.result, answer))
 
-        scheduler.after(self._delay(), arrive)
+        scheduler.after(self.delay(), arrive)
 
     def _watch(self, caller: Life, called: Life, context: Context, answer: Future[Any] | None) -> None:
         """Tells the called process when its caller has abandoned the call, or has ended."""
 
         def tell() -> None:
             caller.on_end.pop(tell, None)
-            seconds = self._delay() if self.connected(caller.name, called.name) else _KEEPALIVE_S
+            seconds = self.delay() if self.connected(caller.name, called.name) else KEEPALIVE_S
             self._scheduler.after(seconds, lambda: context.cancel() if called.alive else None)
 
         if answer is None:  # a copy: its connection soon breaks
@@ -198,18 +198,19 @@ class Network:
             else:
                 answer.set(result.value)
 
-        scheduler.after(self._delay(), arrive)
+        scheduler.after(self.delay(), arrive)
 
     def _break(self, answer: Future[Any], why: str) -> None:
         """Lets a caller know that its connection is broken: soon, or when it notices the silence."""
-        seconds = self._delay() if self._scheduler.random.random() < 0.5 else _KEEPALIVE_S
+        seconds = self.delay() if self._scheduler.random.random() < 0.5 else KEEPALIVE_S
         self._scheduler.after(seconds, lambda: answer.fail(errors.Unreachable(why)))
 
-    def _delay(self) -> float:
+    def delay(self) -> float:
+        """Returns the seconds that the next message takes."""
         weather, random = self._weather, self._scheduler.random
         if weather.late and random.random() < weather.late:
             return random.random() * weather.late_s
         return weather.delay_s * (0.2 + random.random())
 
 
-__all__ = ["Context", "Listener", "Network", "Weather"]
+__all__ = ["KEEPALIVE_S", "REFUSED_S", "Context", "Listener", "Network", "Weather"]

@@ -58,6 +58,7 @@ class Plan:
         norms: whether servers exchange norms.
         overlap: whether workers pull the next values before they push.
         weather: how bad the network is until the faults end.
+        replicas: copies of each shard.
         paces: seconds of each machine's clock in a true second; by index, servers first.
         faults: in order of time.
     """
@@ -77,6 +78,7 @@ class Plan:
     weather: Weather
     paces: tuple[float, ...]
     faults: tuple[Fault, ...]
+    replicas: int = 1
 
     @property
     def calm_at(self) -> float:
@@ -93,7 +95,8 @@ class Plan:
         lines = [
             f"seed {self.seed}: {self.servers} servers, {self.workers} workers ({self.wanted} wanted), "
             f"{self.consistency}, {self.epochs} x {self.samples} samples in ranges of {self.range_size} and batches of "
-            f"{self.batch}, checkpoints every {self.checkpoint_s:g} s, norms={self.norms}, overlap={self.overlap}",
+            f"{self.batch}, checkpoints every {self.checkpoint_s:g} s, norms={self.norms}, overlap={self.overlap}, "
+            f"replicas={self.replicas}",
             f"  {self.weather}",
         ]
         lines += [
@@ -156,7 +159,17 @@ def plan_of(seed: int) -> Plan:
     if race:
         more, weather = race(draw, plan)
         plan, faults = replace(plan, weather=weather), faults[:2] + more
-    return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+    return _replicated(replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at))))
+
+
+def _replicated(plan: Plan) -> Plan:
+    """Returns the plan, sometimes with two copies of each shard."""
+    draw = random.Random(f"replicas {plan.seed}")
+    # Servers that exchange norms have no replicas.
+    if plan.servers < 2 or plan.norms or draw.random() < 0.5:
+        return plan
+    faults = plan.faults + (_failover_race(draw, plan) if draw.random() < 0.5 else ())
+    return replace(plan, replicas=2, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
 def _weather(draw: random.Random) -> Weather:
@@ -207,6 +220,17 @@ def _late_restart(draw: random.Random, plan: Plan) -> tuple[tuple[Fault, ...], W
     server = draw.choice(server_names(plan.servers))
     crash = Fault(draw.uniform(1.0, 4.0), FaultKind.CRASH, server, draw.uniform(0.05, 2.0))
     return (crash,), replace(plan.weather, late=draw.choice((0.03, 0.1)), late_s=draw.choice((6.0, 9.0)))
+
+
+def _failover_race(draw: random.Random, plan: Plan) -> tuple[Fault, ...]:
+    """A primary does not reach its backups, and then nobody reaches it, or it dies."""
+    server = draw.choice(server_names(plan.servers))
+    others = [name for name in server_names(plan.servers) if name != server]
+    at = draw.uniform(1.0, 4.0)
+    ends_at = at + draw.uniform(0.05, 1.5)
+    cuts = [Fault(at, FaultKind.LINK, server, draw.uniform(2.0, 6.0), other) for other in others]
+    kind = draw.choice((FaultKind.CRASH, FaultKind.PARTITION, FaultKind.STOP))
+    return *cuts, Fault(ends_at, kind, server, draw.uniform(0.5, 6.0))
 
 
 __all__ = [

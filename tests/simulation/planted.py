@@ -1,15 +1,16 @@
 """Planted bugs: servers that lack one protection. The simulation must find each of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from shoal import errors
+from shoal_server.shards.input_log import InputLog, InputSender
 from shoal_server.shards.machine import events
-from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.state import GroupState
 from simulation import messages
 from simulation.nodes import ServerNode
 from simulation.nodes.group import Group
+from simulation.nodes.replica import Replica
 
 
 class ForgetfulState(GroupState):
@@ -25,8 +26,7 @@ class WithoutDedup(ServerNode):
     """A server that applies a repeated push again."""
 
     def machine_for(self, config: messages.CreateShards) -> GroupState:
-        mode = mode_for(config.consistency, shares_norms=bool(config.norms))
-        return ForgetfulState(config.job, mode, peers=config.norms)
+        return ForgetfulState(config.job, self.mode_for(config), peers=config.norms)
 
 
 class WithoutFencing(ServerNode):
@@ -40,14 +40,29 @@ class WithoutFencing(ServerNode):
 class WithoutGeneration(ServerNode):
     """A server that ignores the generation of a call."""
 
-    def group_for(self, job: str, generation: int) -> Group:
-        return self.group_at_any_generation(job)
+    def group_for(self, job: str, generation: int, number: int) -> Replica:
+        return self.group_at_any_generation(job, number)
+
+
+class EagerLog(InputLog):
+    """A log that lets answers leave before the backup has the inputs."""
+
+    def when_copied(self, number: int, give: Callable[[], object], refuse: Callable[[], object]) -> None:
+        give()
+
+
+class WithoutConfirmation(ServerNode):
+    """A server that acknowledges before the backup."""
+
+    def log_for(self, group: Replica, request: messages.AddBackup, sender: InputSender) -> InputLog:
+        return EagerLog(request.job, request.term, request.backup, sender)
 
 
 PLANTED: Mapping[str, type[ServerNode]] = {
     "dedup_off": WithoutDedup,
     "fencing_off": WithoutFencing,
     "generation_check_off": WithoutGeneration,
+    "acknowledge_before_backup": WithoutConfirmation,
 }
 
 __all__ = ["PLANTED"]

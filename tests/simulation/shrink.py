@@ -56,6 +56,8 @@ def _candidates(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, epochs=1)
     if plan.samples > 2 * plan.range_size:
         yield replace(plan, samples=plan.samples // 2)
+    if plan.replicas > 1:
+        yield replace(plan, replicas=1)
     if plan.norms:
         yield replace(plan, norms=False)
     if plan.overlap:
@@ -78,6 +80,7 @@ def _with_members(plan: Plan, servers: int, workers: int) -> Plan:
         wanted=wanted,
         consistency=mode,
         norms=plan.norms and servers > 1,
+        replicas=plan.replicas if servers > 1 else 1,
         paces=(*plan.paces[: servers + workers], plan.paces[-1]),
         faults=tuple(fault for fault in plan.faults if fault.target in names and fault.other in names),
     )

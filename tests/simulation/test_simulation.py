@@ -10,21 +10,31 @@ from simulation import campaign
 from simulation.__main__ import main
 from simulation.clock import START, Clock
 from simulation.cluster import run
-from simulation.network import Weather
+from simulation.lanes import Lane, LaneEnd
+from simulation.network import Network, Weather
 from simulation.plan import Fault, FaultKind, plan_of
 from simulation.planted import PLANTED
-from support.run_lengths import size
+from simulation.scheduler import Scheduler
+from support.run_lengths import count_runs, long_only, size
 
 # A seed that finds each planted bug, and the invariant that it breaks.
 FOUND = {
     "dedup_off": (3, "succeeds"),
     "fencing_off": (199, "fenced"),
-    "generation_check_off": (52, "generation"),
+    "generation_check_off": (208, "generation"),
+    "acknowledge_before_backup": (24, "acknowledged"),
 }
 
 
+SEEDS = size(100, 10_000)
+
+
+@pytest.mark.timeout(60 + SEEDS // 5)
 def test_no_seed_breaks_an_invariant() -> None:
-    row = campaign.clean(0, size(100, 2_000), 1, print)
+    with count_runs("simulation", SEEDS, "seeds that broke an invariant") as counted:
+        row = campaign.clean(0, SEEDS, size(1, 2), print)
+        counted.passes(row.violations, row.seeds - row.violations)
+        counted.metrics |= {"seeds a minute": row.seeds_per_minute, "events": row.events, "pushes": row.acknowledged}
     assert row.failed == ()
     assert row.acknowledged > 10 * row.seeds, "workers train"
     assert row.undone, "jobs restart from checkpoints"
@@ -42,6 +52,17 @@ def test_a_planted_bug_is_found(name: str) -> None:
     result = run(plan_of(seed), PLANTED[name])
     assert result.rule == rule
     assert run(plan_of(seed)).rule == "", "without the bug nothing is found"
+
+
+@long_only
+@pytest.mark.timeout(900)
+def test_every_planted_bug_is_found_soon() -> None:
+    with count_runs("planted_bugs", len(PLANTED), "seeds until one was found") as counted:
+        for name in PLANTED:
+            row, found = campaign.planted(name, 0)
+            assert found, f"{name} is not found in {campaign.PLANTED_WITHIN} seeds"
+            counted.passes(row.found_after)
+            counted.metrics[f"seed, {name}"] = found.plan.seed
 
 
 def test_a_failing_plan_is_shrunk() -> None:
@@ -76,6 +97,42 @@ def test_a_clock_has_its_own_pace_and_offset() -> None:
     assert steady() == START + 313.0
     assert clock.wall() == START + 312.0
     assert clock.monotonic() == 18.0
+
+
+def lane(weather: Weather) -> tuple[Scheduler, Network, Lane, LaneEnd, list[object], list[str]]:
+    """Returns a lane from a to b, what arrives at b, and what a and b learn of its end."""
+    scheduler, arrived, ends = Scheduler(0), list[object](), list[str]()
+    network = Network(scheduler, weather)
+    first = LaneEnd(scheduler.new_life("a"), print, lambda why: ends.append(f"a: {why}"))
+    second = LaneEnd(scheduler.new_life("b"), arrived.append, lambda why: ends.append(f"b: {why}"))
+    return scheduler, network, Lane(scheduler, network, first, second), second, arrived, ends
+
+
+def test_a_lane_keeps_the_order_of_messages_also_over_a_short_partition() -> None:
+    scheduler, network, connection, end, arrived, ends = lane(Weather(delay_s=0.05, late=0.3, late_s=1.0))
+    scheduler.at(0.3, lambda: scheduler.after(2.0, network.cut(frozenset("a"), frozenset("b"))))
+    for number in range(50):
+        scheduler.at(0.01 * number, lambda number=number: connection.send(end, number))  # type: ignore[misc]
+    scheduler.run(lambda: False, 20.0)
+    assert arrived == [*range(50)]
+    assert not ends
+
+
+def test_both_ends_learn_that_a_lane_is_broken() -> None:
+    scheduler, network, connection, end, arrived, ends = lane(Weather())
+    network.cut(frozenset("a"), frozenset("b"))
+    connection.send(end, "lost")
+    scheduler.run(lambda: False, 20.0)
+    assert (arrived, ends) == ([], ["a: no way to the other end", "b: no way to the other end"])
+
+
+def test_the_end_of_a_process_ends_its_lanes() -> None:
+    scheduler, _, connection, end, _, ends = lane(Weather())
+    scheduler.at(1.0, end.life.end)
+    scheduler.run(lambda: False, 20.0)
+    assert ends == ["a: the other end has ended"]
+    connection.send(end, "late")
+    assert connection.closed
 
 
 def test_the_command_writes_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

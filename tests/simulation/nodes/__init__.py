@@ -1,7 +1,11 @@
 """Nodes of a simulation: a coordinator, servers and workers, each around the state machines of the product.
 
 A node is a machine. Its process (`Life`) can be killed and started again, and loses all but the disks. Another kind of
-server, such as one with replicas, is another class in the place of `ServerNode` (`World.server_class`).
+server is a subclass of `ServerNode`.
+
+- `node`, `coordinator`, `server`, `worker`, `trainer`: the processes
+- `effects`: the calls of the coordinator to servers
+- `group`, `replica`, `copies`: lock groups, as primaries and backups, and the connections between them
 """
 
 from simulation.nodes.coordinator import CoordinatorNode

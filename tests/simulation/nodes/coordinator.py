@@ -204,6 +204,7 @@ def job_of(plan: Plan) -> Job:
         batch_size=plan.batch,
         range_size=plan.range_size,
         shards=2 * plan.servers,
+        replicas=plan.replicas,
         checkpoints=CheckpointPolicy(every_s=plan.checkpoint_s, keep_last=2),
     )
 

@@ -13,17 +13,28 @@ from shoal._wire import Cursor, PushCounts
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.status import SavedCheckpoint
 from shoal_coordinator.effects.checkpoint_cut import progress_totals
+from shoal_coordinator.effects.copy_effects import FIRST_POLL_S, MAX_POLL_S, PROBE_S
+from shoal_coordinator.effects.effect_queues import queue_of, take_batch
 from shoal_coordinator.effects.failures import AWAY, failure_of
 from shoal_coordinator.job import Ledger
 from shoal_coordinator.messages import (
+    AddBackup,
     AdmitWorker,
+    BackupFailed,
+    BackupMade,
     CommitCheckpoint,
     CreateShards,
+    DropBackup,
+    DropCopy,
     DropShards,
     Effect,
+    GroupTold,
+    ProbeServer,
+    Promote,
     RemoveWorker,
     RestoredCheckpoint,
     ScanCheckpoints,
+    ServerProbed,
     ServerRef,
     SetLearningRate,
     TakeCut,
@@ -44,27 +55,25 @@ Outcome = events.EffectOutcome | Exception
 
 
 class EffectTasks:
-    """The effects of one process of a coordinator: a queue for each job, and another one for its slow effects."""
+    """The effects of one process of a coordinator, in the queues of the product."""
 
     def __init__(self, node: "CoordinatorNode") -> None:
         self._node, self._disk = node, node.world.disk
-        self._queues: dict[tuple[str, bool], deque[Effect]] = {}
+        self._queues: dict[tuple[str, str], deque[Effect]] = {}
 
     def submit(self, effects: Sequence[Effect]) -> None:
         """Appends effects to the queues of their jobs."""
         for effect in effects:
-            key = effect.job.name, isinstance(effect, ScanCheckpoints | CommitCheckpoint)
+            key = queue_of(effect)
             if key not in self._queues:
                 self._queues[key] = deque()
                 self._node.scheduler.spawn(self._node.process, self._drain(key))
             self._queues[key].append(effect)
 
-    async def _drain(self, key: tuple[str, bool]) -> None:
+    async def _drain(self, key: tuple[str, str]) -> None:
         queue = self._queues[key]
         while queue:
-            batch = [queue.popleft()]
-            while queue and _share_calls(batch[0], queue[0]):
-                batch.append(queue.popleft())
+            batch = take_batch(queue)
             self._node.scheduler.tell("effects", *batch)
             outcomes = await self._outcomes(batch)
             self._node.scheduler.tell("outcomes", *outcomes)
@@ -82,10 +91,10 @@ class EffectTasks:
         for server, incarnation in node.machine.members.live_servers.items():
             found = node.world.nodes[server.member]
             if found.incarnation == incarnation and node.network.connected(node.name, found.name):
-                groups.append(found.groups.get(effect.job.name))
+                groups += found.groups.get(effect.job.name, {}).values()
         job = node.job
         if job and job.placement and job.placement.generation == generation:
-            node.checker.begins(generation, [group for group in groups if group])
+            node.checker.begins(generation, groups)
 
     async def _outcomes(self, batch: list[Effect]) -> list[Any]:
         first = batch[0]
@@ -118,6 +127,18 @@ class EffectTasks:
                 return await self._take_cut(effect)
             case CommitCheckpoint():
                 return await self._commit(effect)
+            case AddBackup():
+                return await self._add_backup(effect)
+            case DropBackup() | Promote():
+                kind = messages.Promote if isinstance(effect, Promote) else messages.DropBackup
+                about = kind(effect.job.name, effect.generation, effect.group, effect.term)
+                await self._call_all(effect, effect.servers, lambda _: about)
+                return GroupTold(effect.job, effect.group, effect.term, effect=effect.number)
+            case DropCopy():
+                copy = messages.DropCopy(effect.job.name, effect.generation, effect.group, effect.term)
+                await self._call_all(effect, effect.servers, lambda _: copy)
+            case ProbeServer():
+                return await self._probe(effect)
             case SetLearningRate():
                 raise AssertionError("no run sets a learning rate")
         return events.EffectDone(effect=effect.number)
@@ -187,6 +208,7 @@ class EffectTasks:
     async def _create(self, effect: CreateShards) -> events.ShardsCreated:
         servers, placement = servers_of(effect.placement), effect.placement
         peers = [it.member for it in servers] if effect.spec.optimizer.clip_norm else []
+        numbers = {shards[0].server: number for number, shards in placement.by_group().items()}
 
         async def create() -> None:
             await self._call_all(
@@ -197,6 +219,7 @@ class EffectTasks:
                     placement.generation,
                     effect.spec.consistency,
                     tuple(peer for peer in peers if peer != server.member),
+                    numbers[server.member],
                 ),
                 timeout_s=_CREATE_TIMEOUT_S,
             )
@@ -250,6 +273,35 @@ class EffectTasks:
         )
         await self._call_all(first, first.servers, lambda _: release)
 
+    # Copies.
+
+    async def _add_backup(self, effect: AddBackup) -> BackupMade | BackupFailed:
+        """Makes the primary of a group copy it, and waits until the copy is complete, as `add_backup` does."""
+        about = effect.job.name, effect.generation, effect.group, effect.term
+        request, poll_s = messages.AddBackup(*about, effect.backup.member), FIRST_POLL_S
+        while True:
+            self._check_wanted(effect, effect.server)
+            try:
+                [complete] = await self._call_all(effect, effect.servers, lambda _: request)
+            except errors.Cancelled:
+                raise
+            except errors.ShoalError as error:
+                return BackupFailed(effect.job, effect.group, effect.term, error.message, effect=effect.number)
+            if complete:
+                return BackupMade(effect.job, effect.group, effect.term, effect=effect.number)
+            await self._node.sleep(poll_s)
+            poll_s = min(2 * poll_s, MAX_POLL_S)
+
+    async def _probe(self, effect: ProbeServer) -> ServerProbed:
+        silence, request = "", messages.ResumeCommits(effect.job.name, 0)
+        try:
+            await self._call_all(effect, effect.servers, lambda _: request, timeout_s=PROBE_S, retry_for_s=0.0)
+        except (errors.Unreachable, errors.DeadlineExceeded, *errors.SHARDS_LOST) as error:
+            silence = error.message
+        except errors.ShoalError:
+            pass  # it answered
+        return ServerProbed(effect.server, effect.incarnation, effect.asked_at, silence, effect=effect.number)
+
     # Checkpoints.
 
     async def _take_cut(self, effect: TakeCut) -> events.CutTaken:
@@ -268,7 +320,7 @@ class EffectTasks:
         except errors.ShoalError:
             await self._resume(names, job, effect.number)
             raise
-        answers = [answer for answer, _ in saved]
+        answers = [answer for of_server in saved for answer, _ in of_server]
         cursors: dict[str, Cursor] = {}
         pushes: dict[str, PushCounts] = {}
         for answer in answers:
@@ -277,7 +329,7 @@ class EffectTasks:
             for worker, counts in answer.pushes.items():
                 pushes[worker] = max(counts, pushes.get(worker, counts))
         data = Ledger.from_proto(ours.ledger).settled(cursors, ours.ranks) if ours.ledger else None
-        files = {name: found for name, (_, found) in zip(names, saved, strict=True)}
+        files = [found for of_server in saved for _, found in of_server]
         if node.machine.find_effect(effect.number):  # otherwise the job has restarted, and nobody uses this cut
             node.checker.cut(effect.generation, files, data)
         return events.CutTaken(
@@ -305,9 +357,10 @@ class EffectTasks:
             if cut.number not in disk.manifests:
                 files = await self._collect(effect, servers)
                 disk.check()
-                node.checker.published(cut.number, [file.pushes for file in files])
+                found = [pushes for file in files for pushes in file.groups]
+                node.checker.published(cut.number, found)
                 disk.manifests[cut.number] = SavedState(
-                    cut.time, cut.step, cut.version, cut.data, cut.progress_totals, files[0].pushes
+                    cut.time, cut.step, cut.version, cut.data, cut.progress_totals, found[0]
                 )
         except errors.ShoalError:
             if cut.held_by:
@@ -343,7 +396,7 @@ def _failure(effect: Effect, error: Exception) -> events.EffectOutcome:
     """Returns the outcome of an effect that has failed, as `EffectRunner` does."""
     text = f"{failure_of(effect, error).what}: {error}"
     match effect:
-        case DropShards():
+        case DropShards() | DropCopy():
             return events.EffectDone(effect=effect.number)
         case ScanCheckpoints() | TakeCut() | CommitCheckpoint():
             shards_lost = isinstance(error, errors.SHARDS_LOST)
@@ -355,16 +408,6 @@ def _failure(effect: Effect, error: Exception) -> events.EffectOutcome:
 
 def _same(request: Any, _: ServerRef) -> Any:
     return request
-
-
-def _share_calls(first: Effect, effect: Effect) -> bool:
-    return (
-        isinstance(first, AdmitWorker | RemoveWorker)
-        and isinstance(effect, AdmitWorker | RemoveWorker)
-        and type(effect) is type(first)
-        and effect.job == first.job
-        and effect.servers == first.servers
-    )
 
 
 __all__ = ["EffectTasks"]

@@ -1,10 +1,12 @@
 """Lock group of a simulated server: the real state machine, and values that are counts of pushes."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from shoal import errors
 from shoal_server.shards.commit_gate import HOLD_S
+from shoal_server.shards.input_log import COPY_WAIT_S, CopyState, InputLog
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.mode import Apply, Fold
 from shoal_server.shards.machine.state import GroupState
@@ -14,9 +16,10 @@ from simulation.scheduler import Future, Scheduler
 
 
 class Group:
-    """A job's shards on one server.
+    """A lock group of a job on one server: the primary or, if `follows` is set, the backup of another server's.
 
-    It does what `GroupShell`, `LockGroup` and `CommitGate` do, without threads.
+    It does what `GroupShell`, `LockGroup` and `CommitGate` do, without threads. `ReplicatedGroup` is in
+    `simulation.nodes.replica`. Answers leave through the product's `InputLog`.
 
     Args:
         server: name of the server.
@@ -24,14 +27,28 @@ class Group:
         machine: the state machine.
         scheduler: the time.
         checker: is told what happens here.
+        follows: for a backup, the term of its primary.
+
+    Attributes:
+        number: names the group in its job: the smallest index of its shards.
+        log: the log of the backup; None if there is no backup.
+        term: the term of the primary, as far as known.
     """
 
     def __init__(
-        self, server: str, config: CreateShards, machine: GroupState, scheduler: Scheduler, checker: Checker
+        self,
+        server: str,
+        config: CreateShards,
+        machine: GroupState,
+        scheduler: Scheduler,
+        checker: Checker,
+        follows: int | None = None,
     ) -> None:
-        self.server, self.config, self.generation = server, config, config.generation
-        self.machine = machine
-        machine.on_admission = lambda admission: checker.admitted(self, admission)
+        self.server, self.config, self.generation, self.number = server, config, config.generation, config.group
+        self.follows, self.term = follows is not None, follows or 0
+        self.log: InputLog | None = None
+        self._moved = False  # other servers have the copies now
+        self._use(machine, checker)
         self._scheduler, self._checker = scheduler, checker
         self.staged: dict[str, PushName | None] = {}  # by worker, the name of its last staged push
         self.pushes: set[PushName] = set()
@@ -41,19 +58,46 @@ class Group:
         self.value = self.version = 0
         self.closed = False
         self.to_share: events.ShareNorm | None = None  # the squares that other servers still have to get
-        self.waiting_cut: Future[events.AnswerCut] | None = None
+        self.waiting_cut: Future[tuple[events.AnswerCut, frozenset[PushName]]] | None = None
         self._stored_version = 0  # of the values: that of the machine, after its effects
         self._cut, self._until, self._passing = 0, 0.0, 0
         self._waiters: list[Future[None]] = []
         checker.created(self)
 
+    def _use(self, machine: GroupState, checker: Checker) -> None:
+        self.machine = machine
+        machine.on_admission = lambda admission: checker.admitted(self, admission)
+
     def handle(self, event: events.LockGroupEvent) -> list[events.LockGroupEffect]:
-        """Handles an event and carries out the effects.
+        """Handles an event and carries out the effects. If there is a backup, answers wait for it.
+
+        The caller calls `confirm` before it answers.
 
         Raises:
-            ShoalError: the machine refuses the event, or the group is gone.
+            ShoalError: the machine refuses the event, or the group is gone, or a backup.
         """
         self.check_open()
+        payload = event.payload if isinstance(event, events.PushStaged) else None
+        if self.log and payload:
+            self.log.send_gradient(payload)
+        try:
+            effects = self._advance(event)
+        except errors.ShoalError:
+            if self.log and payload:
+                self.log.drop_gradient(payload)
+            raise
+        answers = [answer for effect in effects if (answer := self._answer(effect))]
+        if self.log:
+            self.log.add(event)
+            self.log.flush()
+            self.log.when_copied(self.log.number, partial(_give, answers), partial(self._refuse, answers))
+        else:
+            _give(answers)
+        if any(isinstance(effect, events.MeasureNorm) for effect in effects):
+            effects += self.handle(events.NormMeasured((1.0,)))
+        return effects
+
+    def _advance(self, event: events.LockGroupEvent) -> list[events.LockGroupEffect]:
         try:
             effects = self.machine.handle(event)
         finally:
@@ -61,8 +105,6 @@ class Group:
         for effect in effects:
             self._carry_out(effect)
         self._checker.version_is(self, self.machine.version)
-        if any(isinstance(effect, events.MeasureNorm) for effect in effects):
-            effects += self.handle(events.NormMeasured((1.0,)))
         return effects
 
     def _carry_out(self, effect: events.LockGroupEffect) -> None:
@@ -70,24 +112,50 @@ class Group:
             case Apply():
                 self._checker.applied(self, effect)
                 self._stored_version += 1
-            case events.AnswerPulls():
-                for ticket in effect.tickets:
-                    ticket.set(Pulled(self._stored_version, effect.step))
-            case events.RefusePull():
-                effect.ticket.fail(effect.error)
             case events.ShareNorm():
                 self.to_share = effect
             case events.AnswerCut() if self.waiting_cut:
-                self.waiting_cut.set(effect)
+                self.waiting_cut.set((effect, frozenset(self.pushes)))
                 self.waiting_cut = None
+
+    def _answer(self, effect: events.LockGroupEffect) -> "_Reply | None":
+        """Returns the tickets that an effect answers, and the answer."""
+        if isinstance(effect, events.AnswerPulls):
+            return [*effect.tickets], Pulled(self._stored_version, effect.step)
+        if isinstance(effect, events.RefusePull):
+            return [effect.ticket], effect.error
+        return None
+
+    def _refuse(self, answers: "list[_Reply]") -> None:
+        _give([(tickets, self._gone()) for tickets, _ in answers])
+
+    async def confirm(self) -> None:
+        """Waits until the backup has all inputs, if there is a backup, as `InputLog.wait` does with a thread.
+
+        Raises:
+            Moved: it does not get them in time, or the group was closed.
+        """
+        if self.log is None:
+            return
+        copied: Future[None] = Future()
+        moved = errors.Moved(f"{self.config.job}: the backup has not confirmed the call", job=self.config.job)
+        self.log.when_copied(self.log.number, partial(copied.set, None), partial(copied.fail, moved))
+        if not copied.done:
+            self._scheduler.after(COPY_WAIT_S, lambda: copied.fail(moved))
+            await copied
+        copied.result()
 
     def committed(self, stamp: Stamp, answer: events.AnswerPush) -> None:
         """Tells the checker of a commit that is answered."""
         if not answer.repeated:
             self._checker.committed(self, stamp)
-        name = self.staged.get(stamp.worker)
+        self.hold_name(stamp.worker, stamp.incarnation, stamp.step, answer)
+
+    def hold_name(self, worker: str, incarnation: int, step: int, answer: events.AnswerPush) -> None:
+        """Counts a push as accepted and not yet applied, if it is."""
+        name = self.staged.get(worker)
         accepted = answer.outcome == "accepted" and name is not None and name not in self.pushes
-        if accepted and name and (name.incarnation, name.step) == (stamp.incarnation, stamp.step):
+        if accepted and name and (name.incarnation, name.step) == (incarnation, step):
             self.held.add(name)
 
     def fold(self, effects: Iterable[events.LockGroupEffect]) -> bool:
@@ -120,18 +188,29 @@ class Group:
             return
         self.closed = True
         self._checker.closed(self)
-        for ticket in self.machine.abandon_all():
+        for ticket in [] if self.follows else self.machine.abandon_all():  # the tickets of a backup are numbers
             ticket.fail(self._gone())
+        if self.log:
+            self.log.close()
         if self.waiting_cut:
             self.waiting_cut.fail(self._gone())
         self._notify()
 
     def check_open(self) -> None:
-        """Raises UnknownJob if the group is closed."""
+        """Raises an error if the group is closed, or a backup."""
         if self.closed:
             raise self._gone()
+        if self.follows:
+            raise errors.Moved(f"{self.server} has the backup of lock group {self.number}")
+
+    @property
+    def awaits_decision(self) -> bool:
+        """Whether the values may have updates that nobody was told of, because the backup may lack them."""
+        return self.log is not None and self.log.state in (CopyState.COMPLETE, CopyState.BROKEN)
 
     def _gone(self) -> errors.ShoalError:
+        if self._moved:
+            return errors.Moved(f"other servers have lock group {self.number} of {self.config.job} now")
         return errors.UnknownJob(f"{self.config.job} was dropped on {self.server}")
 
     # The commit gate.
@@ -190,6 +269,19 @@ class Group:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.set(None)
+
+
+# Tickets, and the values or the error that they get.
+_Reply = tuple[list[Future[Pulled]], Pulled | errors.ShoalError]
+
+
+def _give(answers: list[_Reply]) -> None:
+    for tickets, answer in answers:
+        for ticket in tickets:
+            if isinstance(answer, errors.ShoalError):
+                ticket.fail(answer)
+            else:
+                ticket.set(answer)
 
 
 def answer_in(effects: Iterable[Any]) -> events.AnswerPush:

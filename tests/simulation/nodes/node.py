@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from shoal import errors
 from shoal._rpc import Backoff
-from shoal.status import Role
+from shoal.status import Role, ServerLoad
 from shoal_coordinator.messages import Assignment, Registration, events
 from simulation.clock import Clock
 from simulation.disk import CheckpointDisk, MetadataDisk
@@ -130,6 +130,7 @@ class Member:
         on_reply: called with the reply to each heartbeat.
         on_incarnation: called with each new incarnation.
         on_end: called when an incarnation ends.
+        load: returns the load of a server for each heartbeat.
     """
 
     def __init__(
@@ -140,9 +141,10 @@ class Member:
         on_reply: Callable[[Assignment | None], object] = lambda _: None,
         on_incarnation: Callable[[int], object] = lambda _: None,
         on_end: Callable[[], object] = bool,
+        load: Callable[[], ServerLoad | None] = lambda: None,
     ) -> None:
         self._node, self._role = node, role
-        self._on_reply, self._on_incarnation, self._on_end = on_reply, on_incarnation, on_end
+        self._on_reply, self._on_incarnation, self._on_end, self._load = on_reply, on_incarnation, on_end, load
         self._processes = 0
         self._renews = False
         self._woken: Future[None] = Future()
@@ -188,7 +190,7 @@ class Member:
             reply = await node.call(COORDINATOR, events.RegistrationReceived(registration))
             self.incarnation = reply.incarnation
             self._on_incarnation(self.incarnation)
-        heartbeat = events.HeartbeatReceived(node.name, self.incarnation)
+        heartbeat = events.HeartbeatReceived(node.name, self.incarnation, load=self._load())
         reply = await node.call(COORDINATOR, heartbeat, timeout_s=1.0)
         self._on_reply(reply.assignment)
 

@@ -1,31 +1,41 @@
 """Server of a simulation: lock groups with the real state machine, behind the calls that servers answer."""
 
+from collections.abc import Callable
 from typing import Any
 
 from shoal import errors
-from shoal.status import Role
+from shoal.status import Role, ServerLoad
+from shoal_server.shards.input_log import InputLog, InputSender
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.consistency import mode_for
+from shoal_server.shards.machine.mode import Mode
 from shoal_server.shards.machine.state import GroupState
 from shoal_server.shards.pending_cut import NORM_WAIT_S
 from simulation import messages
 from simulation.disk import ShardFile
+from simulation.invariants import joined
 from simulation.network import Context
+from simulation.nodes.copies import Copies
 from simulation.nodes.group import Group, answer_in
 from simulation.nodes.node import Member, Node, World
+from simulation.nodes.replica import Replica
 from simulation.scheduler import Future, Life
 
 
 class ServerNode(Node):
     """A server.
 
-    The methods `machine_for`, `group_for` and `fence` are seams: bugs are planted there, and a server with replicas
-    sends there what its backup has to know.
+    The methods `machine_for`, `log_for`, `group_for` and `fence` are seams: bugs are planted there.
+
+    Attributes:
+        groups: the lock groups, with the backups, by job and number of the group.
+        copies: the connections between primaries and backups.
     """
 
     def __init__(self, name: str, world: World, pace: float) -> None:
         super().__init__(name, world, pace)
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, dict[int, Replica]] = {}
+        self.copies = Copies(self)
         self._creating: dict[str, int] = {}  # by job, the creations in progress that were not dropped
         self._saves: dict[str, tuple[int, ShardFile | None]] = {}  # by job, its newest checkpoint; None: not written
         self._registered = False  # whether the process was ever registered
@@ -45,11 +55,19 @@ class ServerNode(Node):
             messages.Push: self._push,
             messages.Commit: self._commit,
             messages.ShareNorm: self._norm,
+            messages.AddBackup: self._copy_call(Copies.add),
+            messages.DropBackup: self._copy_call(Copies.drop),
+            messages.Promote: self._copy_call(Copies.promote),
+            messages.DropCopy: self._copy_call(Copies.drop_copy, awaited=False),
+            messages.ReplicaHello: self._copy_call(Copies.accept, awaited=False),
         }
 
     def begin(self, life: Life) -> None:
         self._registered = False
-        self._member = Member(self, Role.SERVER, on_incarnation=self._on_incarnation, on_end=self._clear)
+        self.copies = Copies(self)
+        self._member = Member(
+            self, Role.SERVER, on_incarnation=self._on_incarnation, on_end=self._clear, load=self._load
+        )
         self.scheduler.spawn(life, self._member.run())
 
     def crashed(self) -> None:
@@ -64,6 +82,15 @@ class ServerNode(Node):
     def _on_incarnation(self, _: int) -> None:
         self._registered = True
 
+    def _load(self) -> ServerLoad:
+        broken = [it.broken_replica for groups in self.groups.values() for it in groups.values()]
+        return ServerLoad(broken_replicas=tuple(filter(None, broken)))
+
+    def wake(self) -> None:
+        """Sends the next heartbeat immediately."""
+        if self._member:
+            self._member.wake()
+
     async def serve(self, request: Any, context: Context) -> Any:
         if not self._registered:
             raise errors.Unreachable("this server is not registered yet; try again")
@@ -73,55 +100,98 @@ class ServerNode(Node):
 
     def machine_for(self, config: messages.CreateShards) -> GroupState:
         """Returns the state machine of a new lock group."""
-        mode = mode_for(config.consistency, shares_norms=bool(config.norms))
-        return GroupState(config.job, mode, peers=config.norms)
+        return GroupState(config.job, self.mode_for(config), peers=config.norms)
 
-    def group_for(self, job: str, generation: int) -> Group:
-        """Returns a job's group for a call that carries a generation."""
-        group = self.group_at_any_generation(job)
+    def log_for(self, group: Replica, request: messages.AddBackup, sender: InputSender) -> InputLog:
+        """Returns the log that decides when the answers of a group may leave."""
+        return InputLog(request.job, request.term, request.backup, sender)
+
+    def group_for(self, job: str, generation: int, number: int) -> Replica:
+        """Returns a lock group of a job for a call that carries a generation."""
+        group = self.group_at_any_generation(job, number)
         if group.generation != generation:
             raise errors.StaleGeneration(f"{self.name} has generation {group.generation}, not {generation}")
+        if group.number != number:
+            raise errors.UnknownShard(f"{self.name} does not have lock group {number} of {job}")
         return group
 
     def fence(self, group: Group, worker: str, incarnation: int) -> int:
         """Fences a worker, and returns its committed steps."""
         return events.only(group.handle(events.WorkerFenced(worker, incarnation)), events.AnswerFence).committed_steps
 
-    def group_at_any_generation(self, job: str) -> Group:
-        """Returns a job's group."""
-        if job not in self.groups:
+    def group_at_any_generation(self, job: str, number: int) -> Replica:
+        """Returns the lock group with a number, or the only one of a job."""
+        groups = self._of_job(job)
+        if len(groups) == 1:
+            return next(iter(groups.values()))
+        if number not in groups:
+            raise errors.UnknownShard(f"{self.name} does not have lock group {number} of {job}")
+        return groups[number]
+
+    # Groups.
+
+    @staticmethod
+    def mode_for(config: messages.CreateShards) -> Mode:
+        """Returns the mode of a new lock group."""
+        return mode_for(config.consistency, shares_norms=bool(config.norms))
+
+    def new_group(self, config: messages.CreateShards, follows: int | None = None) -> Replica:
+        """Returns a new lock group."""
+        return Replica(self.name, config, self.machine_for(config), self.scheduler, self.checker, follows)
+
+    def groups_of(self, job: str, generation: int | None = None) -> list[Replica]:
+        """Returns the groups of a job of which this server is the primary."""
+        groups = [group for _, group in sorted(self._of_job(job).items()) if not group.follows]
+        if not groups:
+            raise errors.Moved(f"{self.name} has only backups of {job}")
+        if generation is not None and groups[0].generation != generation:
+            raise errors.StaleGeneration(f"{self.name} has generation {groups[0].generation}, not {generation}")
+        return groups
+
+    def remove(self, group: Replica) -> None:
+        """Frees a group."""
+        groups = self.groups.get(group.config.job, {})
+        if groups.get(group.number) is group:
+            del groups[group.number]
+        group.close()
+
+    def _of_job(self, job: str) -> dict[int, Replica]:
+        groups = self.groups.get(job)
+        if not groups:
             raise errors.UnknownJob(f"{job} has no shards on {self.name}")
-        return self.groups[job]
+        return groups
 
     # Calls of the coordinator.
 
     async def _create(self, request: messages.CreateShards, context: Context) -> None:
         _check_awaited(context)
-        held = self.groups.get(request.job)
-        if held and held.generation > request.generation:
-            raise errors.StaleGeneration(f"{self.name} has generation {held.generation}, not {request.generation}")
-        if held and held.generation == request.generation:
+        held = self.groups.get(request.job, {})
+        if any(group.generation > request.generation for group in held.values()):
+            raise errors.StaleGeneration(f"{self.name} has a later generation than {request.generation}")
+        if any(group.generation == request.generation for group in held.values()):
             return
         self._creating[request.job] = self._creating.get(request.job, 0) + 1
         mine = self._creating[request.job]
         await self.sleep(0.01)  # to allocate them
         if self._creating.get(request.job) != mine:
             raise errors.UnknownJob(f"{request.job} was dropped while its shards were being created")
-        group = Group(self.name, request, self.machine_for(request), self.scheduler, self.checker)
-        if held:
-            held.close()
-        self.groups[request.job] = group
+        held = self.groups.get(request.job, {})
+        group = self.new_group(request)
+        self.groups[request.job] = {group.number: group}
+        for earlier in held.values():
+            earlier.close()
 
     async def _drop(self, request: messages.DropShards, context: Context) -> None:
         _check_awaited(context)
-        held = self.groups.pop(request.job, None)
+        held = self.groups.pop(request.job, {})
         self._creating.pop(request.job, None)
         self._saves.pop(request.job, None)
-        if held:
-            held.close()
+        for group in held.values():
+            group.close()
+        self.copies.forget(request.job)
 
     async def _restore(self, request: messages.Restore, context: Context) -> None:
-        group = self.group_for(request.job, request.generation)
+        [group] = self.groups_of(request.job, request.generation)
         disk = self.world.disk
         disk.check()
         await self.sleep(0.02)
@@ -135,61 +205,84 @@ class ServerNode(Node):
 
     async def _admit(self, request: messages.AdmitWorkers, context: Context) -> list[int | errors.ShoalError]:
         _check_awaited(context)
-        group = self.group_at_any_generation(request.job)
+        groups = self.groups_of(request.job)
         results: list[int | errors.ShoalError] = []
         for worker, incarnation, rank in request.workers:
             try:
-                effects = group.handle(events.WorkerAdmitted(worker, incarnation, rank))
-                results.append(events.only(effects, events.AnswerAdmission).step)
+                steps = []
+                for group in groups:
+                    effects = group.handle(events.WorkerAdmitted(worker, incarnation, rank))
+                    await group.confirm()
+                    steps.append(events.only(effects, events.AnswerAdmission).step)
+                results.append(max(steps))
             except (errors.Fenced, errors.BadRequest) as error:
                 results.append(error)
         return results
 
     async def _fence(self, request: messages.FenceWorkers, context: Context) -> list[int]:
         _check_awaited(context)
-        group = self.group_at_any_generation(request.job)
+        groups = self.groups_of(request.job)
         committed = []
         for worker, incarnation in request.workers:
-            committed.append(self.fence(group, worker, incarnation))
-            group.fenced[worker] = max(incarnation, group.fenced.get(worker, 0))
+            found = []
+            for group in groups:
+                found.append(self.fence(group, worker, incarnation))
+                group.fenced[worker] = max(incarnation, group.fenced.get(worker, 0))
+                await group.confirm()
+            committed.append(max(found))
         return committed
 
     async def _release(self, request: messages.ReleaseWorkers, context: Context) -> None:
         _check_awaited(context)
-        group = self.group_at_any_generation(request.job)
+        groups = self.groups_of(request.job)
         for worker, incarnation, committed in request.workers:
-            group.released.setdefault((worker, incarnation), committed)
-            self._close_step(group, group.handle(events.WorkerReleased(worker, incarnation, committed)))
+            for group in groups:
+                group.check_open()
+                group.released.setdefault((worker, incarnation), committed)
+                self._close_step(group, group.handle(events.WorkerReleased(worker, incarnation, committed)))
+                await group.confirm()
 
     async def _hold(self, request: messages.HoldCommits, context: Context) -> dict[str, events.WorkerProgress]:
         del context
-        group = self.group_for(request.job, request.generation)
-        await group.hold(request.cut)
-        group.check_open()
-        return group.machine.progress()
+        found = []
+        for group in self.groups_of(request.job, request.generation):
+            await group.hold(request.cut)
+            group.check_open()
+            progress = group.machine.progress()
+            await group.confirm()
+            found.append(progress)
+        return joined(found)
 
     async def _resume(self, request: messages.ResumeCommits, context: Context) -> None:
         del context
-        self.group_at_any_generation(request.job).resume(request.cut)
+        for group in self.groups_of(request.job):
+            group.resume(request.cut)
 
-    async def _save(self, request: messages.Save, context: Context) -> tuple[events.AnswerCut, frozenset[Any]]:
+    async def _save(self, request: messages.Save, context: Context) -> list[messages.Saved]:
         del context
-        group = self.group_for(request.job, request.generation)
+        groups = self.groups_of(request.job, request.generation)
+        saved = [await self._cut(group, request) for group in groups]
+        self._saves[request.job] = mine = (request.number, None)
+        file = ShardFile(tuple(pushes for _, pushes in saved), saved[0][0].version)
+        self.scheduler.spawn(self.process, self._write(request, file, mine))
+        return saved
+
+    async def _cut(self, group: Replica, request: messages.Save) -> messages.Saved:
         group.take(request.cut)
         pause_s = 0.0
         try:
-            answered: Future[events.AnswerCut] = Future()
+            answered: Future[messages.Saved] = Future()
             group.waiting_cut = answered
             self._close_step(group, group.handle(events.CutRequested(request.progress)))
-            self.scheduler.after(NORM_WAIT_S, lambda: answered.fail(errors.Overloaded("norms did not arrive")))
-            answer = await answered
-            pushes, pause_s = frozenset(group.pushes), request.pause_s
+            if not answered.done:
+                self.scheduler.after(NORM_WAIT_S, lambda: answered.fail(errors.Overloaded("norms did not arrive")))
+            saved = await answered
+            await group.confirm()
+            pause_s = request.pause_s
         finally:
             group.waiting_cut = None
             group.taken(pause_s)
-        self._saves[request.job] = mine = (request.number, None)
-        self.scheduler.spawn(self.process, self._write(request, ShardFile(pushes, answer.version), mine))
-        return answer, pushes
+        return saved
 
     async def _write(self, request: messages.Save, file: ShardFile, mine: tuple[int, ShardFile | None]) -> None:
         await self.sleep(0.05 + 0.2 * self.scheduler.random.random())
@@ -201,7 +294,7 @@ class ServerNode(Node):
 
     async def _collect(self, request: messages.CollectFiles, context: Context) -> ShardFile | None:
         del context
-        self.group_at_any_generation(request.job)
+        self.groups_of(request.job)
         number, file = self._saves.get(request.job, (0, None))
         if request.number != number:
             raise errors.UnknownCheckpoint(f"{self.name} does not write checkpoint {request.number}")
@@ -210,7 +303,7 @@ class ServerNode(Node):
     # Calls of workers.
 
     async def _pull(self, request: messages.Pull, context: Context) -> messages.Pulled:
-        group = self.group_for(request.stamp.job, request.stamp.generation)
+        group = self.group_for(request.stamp.job, request.stamp.generation, request.group)
         ticket = group.pull(request.stamp, request.ahead)
         if not ticket.done:
             context.on_cancel = lambda: group.abandon(ticket)
@@ -224,10 +317,11 @@ class ServerNode(Node):
     async def _push(self, request: messages.Push, context: Context) -> events.AnswerPush:
         del context
         stamp = request.stamp
-        group = self.group_for(stamp.job, stamp.generation)
+        group = self.group_for(stamp.job, stamp.generation, request.group)
         group.check_open()
         if known := group.machine.answer_to(stamp.worker, stamp.incarnation, stamp.step):
             group.committed(stamp, known)
+            await group.confirm()
             return known
         if request.name:
             await self.sleep(0.002 * self.scheduler.random.random())  # its gradient arrives
@@ -242,11 +336,14 @@ class ServerNode(Node):
         )
         answer = answer_in(group.handle(staged))
         group.staged[stamp.worker] = request.name
-        return await self._committed(group, stamp) if request.commit else answer
+        if request.commit:
+            return await self._committed(group, stamp)
+        await group.confirm()
+        return answer
 
     async def _commit(self, request: messages.Commit, context: Context) -> events.AnswerPush:
         del context
-        group = self.group_for(request.stamp.job, request.stamp.generation)
+        group = self.group_for(request.stamp.job, request.stamp.generation, request.group)
         return await self._committed(group, request.stamp)
 
     async def _committed(self, group: Group, stamp: messages.Stamp) -> events.AnswerPush:
@@ -260,6 +357,7 @@ class ServerNode(Node):
                 self._share(group, group.handle(events.FoldsDone()))
             else:
                 self._share(group, effects)
+            await group.confirm()
             return answer
         finally:
             group.leave_gate()
@@ -291,14 +389,25 @@ class ServerNode(Node):
 
     async def _norm(self, request: messages.ShareNorm, context: Context) -> None:
         del context
-        group = self.group_for(request.job, request.generation)
+        [group] = self.groups_of(request.job, request.generation)
         self._close_step(group, group.handle(events.NormReceived(request.server, request.step, request.squares)))
 
     def _clear(self) -> None:
         groups, self.groups = self.groups, {}
         self._creating, self._saves = {}, {}
-        for group in groups.values():
-            group.close()
+        for of_job in groups.values():
+            for group in of_job.values():
+                group.close()
+
+    # Copies.
+
+    def _copy_call(self, call: Callable[[Copies, Any], Any], *, awaited: bool = True) -> Any:
+        async def answer(request: Any, context: Context) -> Any:
+            if awaited:
+                _check_awaited(context)
+            return call(self.copies, request)
+
+        return answer
 
 
 def _check_awaited(context: Context) -> None:

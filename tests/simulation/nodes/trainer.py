@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal import errors
+from shoal._training.failover import WITHOUT_PRIMARY, AttemptBackoff
 from shoal._wire import Cursor, DataRange, Lease, NoRange, Placement
 from shoal.status import JobState
 from shoal.variables import Variable
@@ -19,6 +20,7 @@ from shoal_worker.assignment import AssignedJob
 from shoal_worker.messages import TrainerOutcome
 from simulation import messages
 from simulation.messages import Pulled, PushName, Stamp
+from simulation.nodes.node import RETRY_FOR_S
 from simulation.plan import COORDINATOR
 from simulation.scheduler import Life, all_of
 
@@ -30,6 +32,8 @@ T = TypeVar("T")
 VARIABLES = {name: Variable(4) for name in "abcdef"}
 _JOIN_TIMEOUT_S, _PULL_TIMEOUT_S, _IDLE_S, _ASK_AGAIN_S = 30.0, 10.0, 0.02, 0.5
 _PLACEMENTS = 3
+# Seconds after which a pull from a lost server is repeated, if there is a backup.
+_WATCHED_S = 3.0
 
 
 class Trainer:
@@ -46,14 +50,14 @@ class Trainer:
         self._identity = assigned.job, node.name, assigned.incarnation
         self.step = self.accepted = self.dropped = self.samples = 0
         self._placement: Placement | None = None
-        self._servers: list[str] = []
-        self._versions: dict[str, int] = {}  # of the last pulled values, by server
+        self._servers: dict[int, str] = {}  # by lock group
+        self._versions: dict[int, int] = {}  # of the last pulled values, by lock group
         self._asked_at = float("-inf")
         self._staged_step = -1
         self._lease: Lease | None = None
         self._consumed = 0
         self._batches: deque[int] = deque()
-        self._ahead: tuple[int, dict[str, int]] | None = None  # the next step, and the versions of its values
+        self._ahead: tuple[int, dict[int, int]] | None = None  # the next step, and the versions of its values
 
     async def run(self) -> TrainerOutcome:
         """Returns the outcome of training, as `shoal_worker.trainer` does."""
@@ -143,26 +147,30 @@ class Trainer:
 
     def _use(self, placement: Placement) -> None:
         self._placement = placement
-        self._servers = [address.partition(":")[0] for address in placement.by_server()]
+        self._servers = {group: shards[0].server for group, shards in placement.by_group().items()}
 
     def _stamp(self, step: int) -> Stamp:
         assert self._placement
         return Stamp(*self._identity, step, self._placement.generation)
 
-    async def _each(self, call: Callable[[str], Any], *, waits: bool = False) -> list[Any]:
-        """Calls every server in parallel. If the placement is old, takes the new one and repeats all calls."""
+    async def _each(self, call: Callable[[int], Any], *, waits: bool = False) -> list[Any]:
+        """Calls every lock group in parallel. If the placement is old, takes the new one and repeats all calls."""
         for _ in range(_PLACEMENTS):
             try:
                 tasks = [
-                    self._node.scheduler.spawn(self.life, self._repeated(partial(call, server), server, waits))
-                    for server in self._servers
+                    self._node.scheduler.spawn(self.life, self._repeated(partial(call, group), group, waits))
+                    for group in self._servers
                 ]
                 return await all_of(task.result for task in tasks)
             except errors.StaleGeneration:
                 self._use(await self._ask(messages.Placements(self.assigned.job)))
         raise errors.StaleGeneration("the placement keeps changing")
 
-    async def _repeated(self, request: Callable[[], Any], server: str, waits: bool) -> Any:
+    async def _repeated(self, request: Callable[[], Any], group: int, waits: bool) -> Any:
+        if self._plan.replicas > 1:
+            return await self._followed(request, group, waits)
+        server = self._servers[group]
+
         async def call() -> Any:
             while True:
                 try:
@@ -173,6 +181,41 @@ class Trainer:
 
         return await self._node.retrying(call, on_retry=self._on_retry)
 
+    async def _followed(self, request: Callable[[], Any], group: int, waits: bool) -> Any:
+        """Calls the primary of a lock group that has a backup, as `PlacedServers.retrying` does."""
+        node, began = self._node, self._node.clock.monotonic()
+        backoff = AttemptBackoff(began, node.scheduler.random.random)
+        while True:
+            server = self._servers[group]
+            try:
+                return await node.call(server, request(), _WATCHED_S if waits else 5.0, self.life)
+            except (errors.Unreachable, errors.DeadlineExceeded, errors.Moved, *WITHOUT_PRIMARY) as error:
+                if await self._has_moved(group, server):
+                    continue
+                now = node.clock.monotonic()
+                if isinstance(error, errors.DeadlineExceeded) and waits:
+                    began = now
+                elif now - began > RETRY_FOR_S:
+                    raise errors.Unreachable(f"no primary of lock group {group}: {error.message}") from None
+            await self._on_retry()
+            await node.sleep(backoff.next(now, moves=True))
+
+    async def _has_moved(self, group: int, server: str) -> bool:
+        """Asks the coordinator where the lock groups are. Returns whether this one is not on a server any more."""
+        known = self._placement
+        assert known
+        try:
+            found = await self._node.call(COORDINATOR, messages.Placements(self.assigned.job), 2.0, self.life)
+        except (errors.NotPlaced, errors.UnknownJob):
+            found = None
+        except errors.ShoalError:
+            return False  # the coordinator may be away; the servers go on without it
+        if found is None or found.generation != known.generation:
+            raise errors.StaleGeneration("the job is no longer on the servers of its generation")
+        if self._placement is known:
+            self._use(found)
+        return self._servers[group] != server
+
     async def _pull(self, *, barrier: bool = False) -> None:
         fetched, self._ahead = self._ahead, None
         if fetched is None or fetched[0] < self.step or barrier:
@@ -180,21 +223,21 @@ class Trainer:
         step, versions = fetched
         self.step, self._versions = max(self.step, step), versions
 
-    async def _fetch(self, step: int, ahead: int, *, barrier: bool = False) -> tuple[int, dict[str, int]]:
-        """Pulls from all servers, until all are at one step."""
+    async def _fetch(self, step: int, ahead: int, *, barrier: bool = False) -> tuple[int, dict[int, int]]:
+        """Pulls from all lock groups, until all are at one step."""
         while True:
             request = partial(self._pull_request, step, ahead, barrier)
             found: list[Pulled] = await self._each(request, waits=True)
             newest = max(step + ahead, *(it.step for it in found))
             if all(it.step == newest for it in found):
                 versions = dict(zip(self._servers, (it.version for it in found), strict=True))
-                for server, version in versions.items():
-                    self._checker.pulled(f"{self._node.name}/{self.life.number}", self._stamp(step), server, version)
+                for group, version in versions.items():
+                    self._checker.pulled(f"{self._node.name}/{self.life.number}", self._stamp(step), group, version)
                 return newest, versions
             step = newest - ahead
 
-    def _pull_request(self, step: int, ahead: int, barrier: bool, _: str) -> messages.Pull:
-        return messages.Pull(self._stamp(step), ahead, barrier)
+    def _pull_request(self, step: int, ahead: int, barrier: bool, group: int) -> messages.Pull:
+        return messages.Pull(group, self._stamp(step), ahead, barrier)
 
     async def _push(self, samples: int) -> None:
         assert self._lease
@@ -212,7 +255,7 @@ class Trainer:
         versions = self._versions
         name: PushName | None = None
 
-        def stage(server: str) -> messages.Push:
+        def stage(group: int) -> messages.Push:
             nonlocal name
             stamp = self._stamp(step)
             at_once = len(self._servers) == 1 or nothing
@@ -220,11 +263,11 @@ class Trainer:
                 self._staged_step = step
             if brings:
                 name = PushName(stamp.generation, stamp.worker, stamp.incarnation, step, *brings)
-            return messages.Push(stamp, weight, versions.get(server, 0), name, cursor, at_once)
+            return messages.Push(group, stamp, weight, versions.get(group, 0), name, cursor, at_once)
 
         answers: list[AnswerPush] = await self._each(stage)
         if not (len(self._servers) == 1 or nothing):
-            answers = await self._each(lambda _: messages.Commit(self._stamp(step)))
+            answers = await self._each(lambda group: messages.Commit(group, self._stamp(step)))
         self._count(answers, name, round(weight))
         self.step = max(self.step, step + 1, *(it.step for it in answers))
 
