@@ -66,21 +66,26 @@ def index(server: str) -> int:
     return int(server.rpartition("-")[2])
 
 
+# When the latest server was killed, by the address of the cluster. Tests share a cluster.
+_killed_at: dict[str, float] = {}
+
+
 def kill(cluster: shoal.LocalCluster, server: str) -> float:
-    """Kills a server by SIGKILL. Returns the time."""
+    """Kills a server by SIGKILL, a heartbeat timeout after the one before. Returns the time."""
+    wait_for_turn(cluster)
     cluster.kill("server", index(server))
-    return time.monotonic()
+    _killed_at[cluster.address] = time.monotonic()
+    return _killed_at[cluster.address]
+
+
+def wait_for_turn(cluster: shoal.LocalCluster) -> None:
+    """Waits between two kills: only one server in a heartbeat timeout may be declared lost before its own timeout."""
+    wait_for_time(HEARTBEAT_TIMEOUT_S, _killed_at.get(cluster.address, -HEARTBEAT_TIMEOUT_S))
 
 
 def wait_for_time(seconds: float, since: float) -> None:
     """Waits until some time has passed: for as long as a fault lasts."""
     wait_until(lambda: time.monotonic() - since > seconds, what="the end of the fault")
-
-
-def wait_for_timeout(training: ExactTraining, killed_at: float, counted: run_lengths.RunCount) -> None:
-    """Waits between two kills: only one server in a lease may be declared lost before its own lease ends."""
-    if counted.passed < KILLS:
-        training.wait_for_pushes(killed_at + HEARTBEAT_TIMEOUT_S)
 
 
 def check_unbroken(training: ExactTraining) -> None:
@@ -114,7 +119,6 @@ def test_training_goes_on_when_servers_are_killed(
             training.wait_for_copies()
             check_unbroken(training)
             counted.passes(gaps[-1])
-            wait_for_timeout(training, killed_at, counted)
         assert training.status.failovers or KILLS < 2
         kind = type(mode).__name__
         spread = counted.spreads(f"s until pushes flow, {kind}", gaps)
@@ -144,7 +148,6 @@ def test_training_goes_on_with_each_transport(
             training.wait_for_copies()
             check_unbroken(training)
             counted.passes(gap)
-            wait_for_timeout(training, killed_at, counted)
 
 
 @run_lengths.long_only
@@ -195,7 +198,6 @@ def test_servers_are_killed_while_sessions_come_and_go_and_checkpoints_are_taken
                 training.wait_for_copies()
                 check_unbroken(training)
                 counted.passes(gap)
-                wait_for_timeout(training, killed_at, counted)
         finally:
             ended.set()
         saved_all.result(60)
@@ -221,6 +223,7 @@ def test_a_server_dies_with_the_coordinator(
     ):
         for wanted in itertools.islice(itertools.cycle(VICTIMS), KILLS):
             victim = chosen(training.roles(), wanted)
+            wait_for_turn(cluster)
             cluster.kill("coordinator")
             if moment != "together":
                 training.wait_for_pushes()  # they need no coordinator
@@ -236,7 +239,6 @@ def test_a_server_dies_with_the_coordinator(
             training.wait_for_copies()
             check_unbroken(training)
             counted.passes(gaps[-1])
-            wait_for_timeout(training, killed_at, counted)
         spread = counted.spreads(f"s until pushes flow, {type(mode).__name__}, {moment}", gaps)
         count_exact(counted, f"{type(mode).__name__}, {moment}", training)
         counted.metrics["jobs lost"] = 0
@@ -332,7 +334,6 @@ def test_pushes_that_are_sent_again_after_a_failover_change_nothing(
             cluster.restart("server", index(victim))
             training.wait_for_copies()
             check_unbroken(training)
-            training.wait_for_pushes(killed_at + HEARTBEAT_TIMEOUT_S)
         for sender in senders:  # they are where they were
             push_some(sender, training, 1)
         counted.metrics |= {"recognised after a failover": RESENT, "earlier ones refused, and not applied": refused}
