@@ -52,6 +52,8 @@ def test_rolling_restart_costs_no_update_and_no_error() -> None:
                     await_pushes(trainers, 10)
                     counted.passes(max(it.longest_pause(since) for it in trainers))
                     print(f"servers left after {', '.join(f'{it:.2f}' for it in left)} s")
+                counted.metrics |= {f"s longest pause, {it.name}": it.longest_pause(began) for it in trainers}
+                counted.metrics |= {f"pushes acknowledged, {it.name}": it.pushes for it in trainers} | {"errors": 0}
             statuses = {it.job.name: it for it in client.jobs()}
             ended = time.monotonic()
         for trainer in trainers:

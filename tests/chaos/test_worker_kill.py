@@ -89,5 +89,6 @@ def test_steps_go_on_after_the_heartbeat_timeout_of_a_killed_worker(
                 assert took[-1] <= HEARTBEAT_TIMEOUT_S + 1.0
                 small_cluster.restart("worker", victim)
                 rows.passes(took[-1])
+            rows.spreads("s between two steps", took)
         print(f"{KILLS} workers killed; the next step took at most {max(took):.2f} s")
         job.cancel()

@@ -1,7 +1,7 @@
 """Runner of the long scenarios with faults, which stores their results: `chaos.py [NAME,...]`.
 
 `make chaos` calls it. A scenario consists of one or more tests. Its results are the rows that these tests write with
-`run_lengths.record`. The test suite runs the same tests in their short forms. Scenarios run one after the other,
+`run_lengths.count_runs`. The test suite runs the same tests in their short forms. Scenarios run one after the other,
 because results include times. Each scenario runs under the guard against leaks (`leaks`). CHAOS_RUNS=n in the
 environment sets n runs for each test.
 """

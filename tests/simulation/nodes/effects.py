@@ -37,6 +37,7 @@ from shoal_coordinator.messages import (
     ServerProbed,
     ServerRef,
     SetLearningRate,
+    SplitGroup,
     TakeCut,
     events,
     servers_of,
@@ -139,8 +140,8 @@ class EffectTasks:
                 await self._call_all(effect, effect.servers, lambda _: copy)
             case ProbeServer():
                 return await self._probe(effect)
-            case SetLearningRate():
-                raise AssertionError("no run sets a learning rate")
+            case SetLearningRate() | SplitGroup():
+                raise AssertionError("no run sets a learning rate, or has shards that are large enough to move")
         return events.EffectDone(effect=effect.number)
 
     # Calls.
