@@ -158,6 +158,8 @@ class Network:
                 if answer is not None:
                     self._break(answer, f"{called.name}: connection broken")
                 return
+            if answer is not None and answer.error is not None:
+                context.cancel()  # TCP keeps the order: the end of a call comes right behind its request
             if scheduler.log:
                 copy = "" if answer is not None else " (a copy)"
                 scheduler.tell(f"{caller.name} -> {called.name}{copy}:", request)

@@ -198,39 +198,39 @@ class Copies:
 
     def __init__(self, node: "ServerNode") -> None:
         self._node = node
-        self._links: dict[tuple[str, int], PrimaryLink] = {}  # to backups, by job and number of the group
-        self._backups: dict[tuple[str, int], BackupLink] = {}  # from primaries
+        self._to_backups: dict[tuple[str, int], PrimaryLink] = {}  # to backups, by job and number of the group
+        self._from_primaries: dict[tuple[str, int], BackupLink] = {}  # from primaries
 
     def add(self, request: messages.AddBackup) -> bool:
         """Begins to copy a group to another server, unless that was done. Returns whether the copy is complete."""
         group, key = self._node.group_for(request.job, request.generation, request.group), (request.job, request.group)
         group.check_term(request.term)
-        link = self._links.get(key)
+        link = self._to_backups.get(key)
         if link and link.log.term > request.term:
             raise errors.Moved(f"there is a later decision about lock group {request.group}")
         if link is None or (link.log.term, link.log.server) != (request.term, request.backup):
-            link = self._links[key] = PrimaryLink(self._node, group, request)
+            link = self._to_backups[key] = PrimaryLink(self._node, group, request)
             self._node.scheduler.spawn(self._node.process, link.run())
         if link.failure and link.log.state is not CopyState.BROKEN:
-            del self._links[key]
+            del self._to_backups[key]
             raise link.failure
         return link.log.complete
 
     def drop(self, request: messages.DropBackup) -> None:
         """Continues without the backup of a group."""
         self._node.group_for(request.job, request.generation, request.group).end_copy(request.term)
-        link = self._links.get((request.job, request.group))
+        link = self._to_backups.get((request.job, request.group))
         if link and link.log.term < request.term:
-            self._links.pop((request.job, request.group)).log.end()
+            self._to_backups.pop((request.job, request.group)).log.end()
 
     def drop_copy(self, request: messages.DropCopy) -> None:
         """Frees this server's copy of a group, if it is of an earlier term."""
         group = self._node.groups.get(request.job, {}).get(request.group)
         if group and group.generation == request.generation and group.leave(request.term):
             self._node.remove(group)
-        link = self._links.get((request.job, request.group))
+        link = self._to_backups.get((request.job, request.group))
         if link and link.log.term < request.term:
-            self._links.pop((request.job, request.group)).close()
+            self._to_backups.pop((request.job, request.group)).close()
 
     def promote(self, request: messages.Promote) -> None:
         """Makes a backup the primary."""
@@ -239,7 +239,7 @@ class Copies:
             raise errors.UnknownShard(f"{self._node.name} does not have lock group {request.group}")
         if group.generation != request.generation:
             raise errors.StaleGeneration(f"{self._node.name} has generation {group.generation}")
-        link = self._backups.get((request.job, request.group))
+        link = self._from_primaries.get((request.job, request.group))
         if link and link.group is group:
             group.check_term(request.term)
             link.stop()
@@ -251,7 +251,7 @@ class Copies:
     def accept(self, hello: messages.ReplicaHello) -> None:
         """Makes the memory of a backup. It replaces a backup of an earlier term."""
         job, generation, number = hello.config.job, hello.config.generation, hello.config.group
-        earlier = self._backups.get((job, number))
+        earlier = self._from_primaries.get((job, number))
         if earlier and earlier.hello.term == hello.term and earlier.hello.server != hello.server:
             raise errors.Moved(f"{earlier.hello.server} is the primary of lock group {number}, not {hello.server}")
         held = self._node.groups.get(job, {})
@@ -272,13 +272,13 @@ class Copies:
         if earlier:
             earlier.stop()
         self._node.groups.setdefault(job, {})[number] = group
-        self._backups[job, number] = link
+        self._from_primaries[job, number] = link
 
     def ended(self, link: BackupLink, why: str) -> None:
         """A connection from a primary has ended."""
         group = link.group
-        if self._backups.get((group.config.job, group.number)) is link:
-            del self._backups[group.config.job, group.number]
+        if self._from_primaries.get((group.config.job, group.number)) is link:
+            del self._from_primaries[group.config.job, group.number]
         if not link.complete:
             self._node.remove(group)
             return
@@ -289,8 +289,8 @@ class Copies:
 
     def forget(self, job: str) -> None:
         """Forgets the connections of a job whose shards were dropped."""
-        for key in [key for key in self._links if key[0] == job]:
-            self._links.pop(key).close()
+        for key in [key for key in self._to_backups if key[0] == job]:
+            self._to_backups.pop(key).close()
 
 
 __all__ = ["BackupLink", "Copies", "PrimaryLink"]
