@@ -25,6 +25,7 @@ from shoal.v1 import parameter_server_pb2_grpc
 from shoal.variables import Variable
 from shoal_server.draining import wait_until_drained
 from shoal_server.process import Server, ServerConfig
+from support.clusters.cluster_rig import FIXED
 from support.clusters.coordinator_rig import Rig, job
 from support.clusters.fake_coordinator import FakeCoordinator
 from support.clusters.shard_servers import ShardServers
@@ -291,7 +292,7 @@ class TestAnOrder:
         return rig.client.call(rig.client.members.DrainServer, request).server
 
     def test_drains_a_server_which_learns_of_it_by_a_heartbeat(self, rig: Rig) -> None:
-        rig.run(job(), "w0", "w1")
+        rig.run(job(**FIXED), "w0", "w1")
         answer = self.order(rig, "s1", stay=True)
         assert (answer.member, answer.draining, answer.drained, [*answer.waiting_jobs]) == ("s1", True, False, ["a"])
         assert (rig.beat("s1").drains, rig.beat("s1").leave) == (True, False)

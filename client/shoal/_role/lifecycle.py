@@ -201,7 +201,6 @@ def run_role(
         endpoints.authorizer, endpoints.not_ready = running.authorizer, ""
         _announce_ready(role, running, endpoints, supervised)
         _await_end(signals, reminder, lambda: drain_state(running), endpoints)
-        log.info("stopping")
         if leave and not signals.stop_now.is_set():
             leave(running, signals.stop_now)
     finally:
@@ -227,6 +226,7 @@ def _await_end(
         asked = drain_state()
         endpoints.not_ready = asked.value
     endpoints.not_ready = "stopping"
+    structlog.get_logger(__name__).info("stopping")
 
 
 def _check_transport() -> None:

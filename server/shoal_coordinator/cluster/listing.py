@@ -133,7 +133,8 @@ class Listing:
             return status
         groups = sum(it.has_copy_on(member.id) for job in self._jobs.live for it in job.copies.groups)
         waiting = (job.ref.name for job in self._jobs.live if self._needs(job, member))
-        ended = (job.ref.name for job in self._jobs.values() if job.ended and _only_copy_on(job, member))
+        ended_jobs = self._jobs.values() if member.order else ()
+        ended = (job.ref.name for job in ended_jobs if job.ended and _only_copy_on(job, member))
         return replace(
             status,
             moving_groups=groups,

@@ -212,4 +212,5 @@ class Rig:
 
 def job(name: str = "a", workers: int = 2, **options: Any) -> Job:
     options.setdefault("shards", 2)  # on two servers, small as its variables are
-    return Job("m:f", name=name, workers=workers, consistency=Asynchronous(), **options)
+    options.setdefault("consistency", Asynchronous())
+    return Job("m:f", name=name, workers=workers, **options)

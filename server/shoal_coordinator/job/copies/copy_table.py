@@ -47,8 +47,6 @@ class CopyTable:
                 group: GroupCopies(group, ServerRef(shards[0].server, shards[0].address), shards=_numbers(shards))
                 for group, shards in sorted(placement.by_group().items())
             }
-            if any(shard.group is None for shard in placement.shards):
-                self._placement = None
         if had_record or self._has_record:
             self._changed(JobRecordKind.COPIES)
 
@@ -122,9 +120,11 @@ class CopyTable:
         if self.groups:
             assert self.placement
             by_group = self.placement.by_group()
+            by_shard = {shard: group for group in self.groups.values() for shard in group.shards}
             assert by_group.keys() == self.groups.keys()
             assert all(_numbers(shards) == self.groups[group].shards for group, shards in by_group.items())
-            assert all(_placed(it, self.groups[group]) == it for group, shards in by_group.items() for it in shards)
+            present = self.placement.shards if self.planned is not self.placement else ()
+            assert all(_placed(it, by_shard[it.layout.shard]) == it for it in present)
 
 
 def _numbers(shards: Iterable[ShardPlacement]) -> tuple[int, ...]:

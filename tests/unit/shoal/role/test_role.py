@@ -185,7 +185,7 @@ def test_a_signal_that_another_thread_takes_ends_it() -> None:
 
     def waits() -> bool:
         stack = [frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._current_frames()[main])]  # noqa: SLF001 - documented so
-        return stack[:3] == ["wait", "wait", "run_role"]  # in a condition, in an event
+        return stack[:3] == ["wait", "wait", "_await_end"]  # in a condition, in an event
 
     def take() -> None:
         wait_until(waits, what="its waiting for a signal")
