@@ -172,7 +172,7 @@ class LocalCluster:
             StartFailed: the cluster runs already, or a role did not start. The message has the end of the role's log.
         """
         if self._processes:
-            raise errors.StartFailed("this cluster is running; stop it first, or create another LocalCluster")
+            raise errors.StartFailed("this cluster is already running; stop it first, or create another")
         deadline = time.monotonic() + self._start_timeout_s
         with ExitStack() as undo, wait_notice("the start of the local cluster", self._starting):
             undo.callback(self.stop)

@@ -161,7 +161,7 @@ def test_a_pipeline_resumes_from_the_checkpoints_of_its_stages(client: shoal.Cli
         strategy.close()  # the job takes its last checkpoint
         return found
 
-    options = {"checkpoints": shoal.CheckpointPolicy(every_steps=1), "restore": "auto", "cut": None}
+    options = {"checkpoints": shoal.CheckpointPolicy(every_steps=1), "restore": "auto"}
     first, second = (in_processes(client, "resumed", 1, work, **options) for _ in range(2))
     assert [steps for steps, _ in (*first, *second)] == [1, 1, 2, 2]
     with PipelineStrategy(stages=STAGES, micro_batches=2, cut=["second"]) as alone:
@@ -203,6 +203,8 @@ def test_what_stages_with_servers_cannot_do_is_refused(client: shoal.Client, mon
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(errors.BadRequest, match="there is no cut, but each of 2 replicas"):
         ParameterServerPipelineStrategy(2, 2, client=client)
+    with pytest.raises(errors.BadRequest, match="there is no cut, but the checkpoint is of a cut"):
+        ParameterServerPipelineStrategy(2, client=client, restore="auto")
     for replica in (None, 2, "0"):
         message = f"replica is {replica!r}; give the number of this process's replica, from 0 to 1, or list all proc"
         with pytest.raises(errors.BadRequest, match=message):

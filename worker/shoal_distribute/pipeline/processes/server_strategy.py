@@ -71,7 +71,8 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
         micro_batches: see `MultiWorkerPipelineStrategy`.
         schedule: see `PipelineStrategy`.
         recompute: see `PipelineStrategy`.
-        cut: see `PipelineStrategy`. Several replicas need one: if each measured the costs, their cuts could differ.
+        cut: see `PipelineStrategy`. Several replicas need one, and so does `restore`: a measured cut could be
+            another one than that of the other replicas, or of the checkpoint.
         memory_limit: see `PipelineStrategy`.
         carry_residuals: see `PipelineStrategy`.
         group: an open group of the stages of this replica, instead of a resolver. It needs `replica`.
@@ -120,7 +121,7 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
         check_options(options)
         self._consistency, self._options = consistency or Asynchronous(), options
         check_type("consistency", self._consistency, Consistency, "a consistency mode, such as shoal.Synchronous()")
-        _check_cut(cut, stages, replicas)
+        _check_cut(cut, stages, replicas, restores=bool(options.get("restore")))
         self._job = job or script_name(sys.argv[0] if sys.argv else "")
         self._task = enter_task(resolver) if (resolver := resolver_of_cluster(cluster_resolver, client)) else None
         self._owned_client = client is None
@@ -260,12 +261,16 @@ class ParameterServerPipelineStrategy(MultiWorkerPipelineStrategy):
         )
 
 
-def _check_cut(cut: Sequence[str | int] | None, stages: int, replicas: int) -> None:
-    if cut is None and min(stages, replicas) > 1:
-        raise errors.BadRequest(
-            f"there is no cut, but each of {replicas} replicas would measure the costs itself, and the cuts could "
-            "differ; give cut: the first layer of each stage but the first, or the number of layers of each stage"
-        )
+def _check_cut(cut: Sequence[str | int] | None, stages: int, replicas: int, *, restores: bool) -> None:
+    if cut is not None or stages == 1 or (replicas == 1 and not restores):
+        return
+    why = "the checkpoint is of a cut, and costs that are measured now may give another one"
+    if replicas > 1:
+        why = f"each of {replicas} replicas would measure the costs itself, and the cuts could differ"
+    raise errors.BadRequest(
+        f"there is no cut, but {why}; give cut: the first layer of each stage but the first, or the number of layers "
+        "of each stage"
+    )
 
 
 def _line(
