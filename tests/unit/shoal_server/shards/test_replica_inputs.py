@@ -45,7 +45,8 @@ def drawn(kind: type) -> st.SearchStrategy[Any]:
         progress = st.builds(events.WorkerProgress, NUMBERS, NUMBERS, NUMBERS)
         return st.builds(kind, st.dictionaries(NAMES, progress))
     if kind is events.PushStaged:
-        rest = (NUMBERS, NUMBERS, FLOATS, NUMBERS, st.none() | NUMBERS)
+        weights = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
+        rest = (NUMBERS, NUMBERS, weights, NUMBERS, st.none() | NUMBERS)
         return st.builds(kind, NAMES, *rest, STRATEGIES[Cursor | None], STRATEGIES[float | None])
     fields = {name: RANKS if name in ("rank", "ahead") else STRATEGIES[it] for name, it in kind.__annotations__.items()}
     return st.builds(kind, **fields)
