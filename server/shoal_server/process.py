@@ -191,7 +191,7 @@ class Server:
             self._membership,
             stop_now,
             self._leave_grace_s,
-            hosted=lambda: [group.config.name for group in self.store.groups() if not group.follows],
+            hosted=lambda: [group.config.name for group in self.store.hosted.all() if not group.follows],
         )
 
     def stop(self) -> None:

@@ -33,7 +33,7 @@ from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.effects.server_channels import ServerChannels
 from shoal_coordinator.messages import HoldResult, JobRef, ServerRef, TakeCut
 from shoal_server.checkpoints import cut_session, writer
-from shoal_server.shards.shard import Arena
+from shoal_server.shards.values.shard import Arena
 from support import run_lengths
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
@@ -68,7 +68,7 @@ def state(servers: ShardServers) -> dict[tuple[str, str], bytes]:
     """Returns the values and slots of every variable, which do not depend on the shards."""
     found: dict[tuple[str, str], dict[int, bytes]] = {}
     for store in servers.stores:
-        for shard in (each for group in store.groups() for each in group.shards):
+        for shard in (each for group in store.hosted.all() for each in group.shards):
             for arena in shard.arenas:
                 for part in arena.layout.slices:
                     width = int(np.prod(JOB[part.variable].shape[1:], dtype=int))

@@ -36,7 +36,7 @@ from shoal_server.serving.pending_push import PendingPush
 from shoal_server.shards import JobShardConfig
 from shoal_server.shards.machine.consistency import SynchronousMode
 from shoal_server.shards.machine.mode import PermitLimits
-from shoal_server.shards.stored_slab import StoredSlab
+from shoal_server.shards.values.stored_slab import StoredSlab
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
 

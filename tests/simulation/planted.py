@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from shoal import errors
-from shoal_server.shards.input_log import InputLog, InputSender
+from shoal_server.shards.group.input_log import InputLog, InputSender
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.state import GroupState
 from simulation import messages

@@ -40,7 +40,7 @@ def hold(store: ShardStore, writer: CheckpointWriter, request: pb.HoldCommitsReq
                 progress[worker] = progress[worker].joined(it) if worker in progress else it
         return progress
 
-    progress = store.on_groups(request.job, hold_all, request.generation)
+    progress = store.hosted.on_groups(request.job, hold_all, request.generation)
     return pb.HoldCommitsReply(
         workers=[
             pb.WorkerProgress(worker=worker, incarnation=it.incarnation, committed=it.committed, finished=it.finished)
@@ -71,7 +71,7 @@ def save(store: ShardStore, writer: CheckpointWriter, request: pb.SaveRequest) -
     writer.storage  # noqa: B018 - raises if there is no storage
     if not 0 <= request.hold_s <= MAX_PAUSE_S:
         raise errors.BadRequest(f"hold_s is {request.hold_s:g}; it must be from 0 to {MAX_PAUSE_S:g} s")
-    groups = store.groups_of(request.job, request.generation)
+    groups = store.hosted.groups_of(request.job, request.generation)
     progress = {it.worker: WorkerProgress(it.incarnation, it.committed, it.finished) for it in request.workers}
     with ExitStack() as undo:
         cuts = []
@@ -88,7 +88,7 @@ def save(store: ShardStore, writer: CheckpointWriter, request: pb.SaveRequest) -
 
 def resume_commits(store: ShardStore, request: pb.ResumeCommitsRequest) -> None:
     """Ends a cut that was not saved, or the pause after one: commits continue."""
-    for group in store.groups_of(request.job):
+    for group in store.hosted.groups_of(request.job):
         group.commit_gate.resume(request.cut)
 
 
@@ -109,7 +109,7 @@ def collect(store: ShardStore, writer: CheckpointWriter, request: pb.CollectFile
         StorageFailed: the files could not be written.
         UnknownCheckpoint: this server does not write that checkpoint.
     """
-    store.groups_of(request.job)  # raises if the shards are lost
+    store.hosted.groups_of(request.job)  # raises if the shards are lost
     if not 0 <= request.within_s <= _MAX_WITHIN_S:
         raise errors.BadRequest(f"the wait is {request.within_s:g} s; it must be from 0 to {_MAX_WITHIN_S:g} s")
     files = writer.collect(request.job, request.number, within_s=request.within_s)
@@ -140,7 +140,7 @@ def restore(
         CorruptCheckpoint: the checkpoint is damaged. The shards are closed, because they may be partly overwritten.
         BadRequest: training has begun.
     """
-    group = store.group(request.job, request.generation)
+    group = store.hosted.group(request.job, request.generation)
     config = group.config
 
     def check() -> None:

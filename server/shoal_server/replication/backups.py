@@ -86,7 +86,7 @@ class Backups:
             Moved: the copy is not complete, or the term is over.
             StaleGeneration, UnknownJob, UnknownShard: this server does not have the group.
         """
-        group = self._store.held(request.job, request.generation, request.group)
+        group = self._store.hosted.numbered(request.job, request.generation, request.group)
         with self._lock:
             link = self._by_group.get((request.job, request.group))
         if link and link.group is group:
@@ -176,7 +176,7 @@ class Backups:
                 self._store.drop_backup(group)
 
     def _is_held(self, group: LockGroup) -> bool:
-        return group in self._store.groups()
+        return group in self._store.hosted.all()
 
 
 __all__ = ["Backups"]

@@ -41,7 +41,7 @@ class Copies:
             StaleGeneration, UnknownJob, UnknownShard: this server does not have the group.
             ShoalError: the copy has failed. The next call begins another one.
         """
-        group = self._store.group(request.job, request.generation, [request.group])
+        group = self._store.hosted.group(request.job, request.generation, [request.group])
         group.check_term(request.term)
         key, identity = (request.job, request.group), self._identity(request.job)
         with self._lock:
@@ -70,7 +70,7 @@ class Copies:
             Moved: this server is not the primary, or the term is over.
             StaleGeneration, UnknownJob, UnknownShard: this server does not have the group.
         """
-        group = self._store.group(request.job, request.generation, [request.group])
+        group = self._store.hosted.group(request.job, request.generation, [request.group])
         group.end_copy(request.term)
         with self._lock:
             link = self._by_group.get((request.job, request.group))

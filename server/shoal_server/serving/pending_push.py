@@ -42,7 +42,7 @@ class PendingPush:
 
     def __init__(self, store: ShardStore, header: pb.PushHeader) -> None:
         self.header, self.memory = header, store.memory
-        self.group = store.group(header.stamp.job, header.stamp.generation, header.shards)
+        self.group = store.hosted.group(header.stamp.job, header.stamp.generation, header.shards)
         self.shards, self.stamp = self.group.select(header.shards), stamp_of(header.stamp)
         # The group sets the next two, each once, and then calls _on_answer. `on_answer` sets that first, and then looks
         # at the two. So no lock is needed.

@@ -76,7 +76,7 @@ def commit(store: ShardStore, request: pb.CommitRequest) -> tuple[Selection, Ans
         NotStaged: the shards do not hold it.
         Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the group.
     """
-    group = store.group(request.stamp.job, request.stamp.generation, request.shards)
+    group = store.hosted.group(request.stamp.job, request.stamp.generation, request.shards)
     shards = group.select(request.shards)
     shards.check_whole("commit", group.term)
     with _tracing.server_span("Commit", request.stamp), group.commit_gate.passing():
@@ -110,7 +110,7 @@ def assign(store: ShardStore, header: pb.PushHeader, source: PushSource, check: 
         NonFiniteGradient: the values contain NaN or Inf; nothing was assigned.
         BadChunk, StaleGeneration, UnknownJob, UnknownShard: as for a push.
     """
-    group = store.group(header.stamp.job, header.stamp.generation, header.shards)
+    group = store.hosted.group(header.stamp.job, header.stamp.generation, header.shards)
     shards = group.select(header.shards)
     try:
         values = source(shards, list(Aggregation), store.memory)

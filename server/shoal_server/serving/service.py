@@ -70,7 +70,7 @@ class DataService:
         """
         self._check_caller(request.stamp, reading=True)
         self.metrics.pulls.inc()
-        group = self.store.group(request.stamp.job, request.stamp.generation, request.shards)
+        group = self.store.hosted.group(request.stamp.job, request.stamp.generation, request.shards)
         caller = _rpc.caller()
         check = partial(self._authorizer.check_valid, caller) if caller else bool
         if reader and caller:
@@ -186,7 +186,7 @@ class DataService:
         caller = _rpc.caller()
         if caller is not None:
             self._authorizer.check_participant(caller, request.job, request.server, request.incarnation, reading=False)
-        for group in self.store.groups_of(request.job, request.generation):
+        for group in self.store.hosted.groups_of(request.job, request.generation):
             group.receive_norm(request.server, request.step, request.squares)
 
     def sent(self, transport: str) -> Counted:

@@ -103,14 +103,16 @@ class ParameterServerServicer:
     def AdmitWorkers(self, request: pb.AdmitWorkersRequest, context: grpc.ServicerContext) -> pb.AdmitWorkersReply:
         _check_awaited(request.job, context)
         workers = _bounded(request.workers)
-        results = self._store.on_groups(request.job, lambda groups: [_admitted(groups, worker) for worker in workers])
+        results = self._store.hosted.on_groups(
+            request.job, lambda groups: [_admitted(groups, worker) for worker in workers]
+        )
         return pb.AdmitWorkersReply(results=results)
 
     @_rpc.servicer
     def FenceWorkers(self, request: pb.FenceWorkersRequest, context: grpc.ServicerContext) -> pb.FenceWorkersReply:
         _check_awaited(request.job, context)
         workers = _bounded(request.workers)
-        committed = self._store.on_groups(
+        committed = self._store.hosted.on_groups(
             request.job,
             lambda groups: [max(group.fence(it.worker, it.incarnation) for group in groups) for it in workers],
         )
@@ -128,7 +130,7 @@ class ParameterServerServicer:
                 for group in groups:
                     group.release(it.worker, it.incarnation, it.committed_steps)
 
-        self._store.on_groups(request.job, release_all)
+        self._store.hosted.on_groups(request.job, release_all)
         return pb.ReleaseWorkersReply()
 
     @_rpc.servicer
@@ -168,7 +170,7 @@ class ParameterServerServicer:
             for group in groups:
                 group.set_learning_rate(learning_rate)
 
-        self._store.on_groups(request.job, set_all)
+        self._store.hosted.on_groups(request.job, set_all)
         return pb.SetRateReply()
 
     @_rpc.servicer

@@ -1,24 +1,30 @@
-"""Shards of a server: the pure state machine, its consistency modes, slabs and snapshots, and the locks around them.
+"""Shards of a server: the lock groups that it hosts, with the state machine, the values and the locks of each.
 
-`LockGroup` is the only way to change a shard's state. Calls reach it through `shoal_server.serving`, and checkpoints
-through `shoal_server.checkpoints`. This package knows neither RPCs nor files.
+`ShardStore` makes the groups, `store.hosted` finds them, and `LockGroup` is the only way to change a shard's state.
+Calls reach it through `shoal_server.serving`, a primary's inputs through `shoal_server.replication`, and checkpoints
+through `shoal_server.checkpoints`. These import what this module exports; the packages `group`, `values` and `machine`
+are internal. This package knows neither RPCs nor files.
 """
 
-from shoal_server.shards.commit_gate import MAX_PAUSE_S
-from shoal_server.shards.input_log import CopyState, InputLog
-from shoal_server.shards.lock_group import LockGroup
+from shoal_server.shards.group import MAX_PAUSE_S, CopyStart, CopyState, InputLog, LockGroup
 from shoal_server.shards.machine.events import AnswerPush, LockGroupEvent, WorkerProgress
 from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.machine.replica_inputs import decode as decode_input
 from shoal_server.shards.machine.replica_inputs import encode as encode_input
-from shoal_server.shards.pending_copy import CopyStart
-from shoal_server.shards.reader_memory import ValueReader
-from shoal_server.shards.reading import Reading
-from shoal_server.shards.selection import Selection
-from shoal_server.shards.shard import Arena, JobShardConfig, Peer, Shard, Stamp
-from shoal_server.shards.snapshot import Cut, ShardSnapshot
 from shoal_server.shards.store import ShardStore
-from shoal_server.shards.stored_shards import Payload
+from shoal_server.shards.values import (
+    Arena,
+    Cut,
+    JobShardConfig,
+    Payload,
+    Peer,
+    Reading,
+    Selection,
+    Shard,
+    ShardSnapshot,
+    Stamp,
+    ValueReader,
+)
 
 __all__ = [
     "MAX_PAUSE_S",

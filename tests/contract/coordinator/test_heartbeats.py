@@ -18,7 +18,7 @@ from shoal.variables import Variable
 from shoal_coordinator.cluster import plan_shards
 from shoal_server.process import Server, ServerConfig
 from shoal_server.shards import Arena
-from shoal_server.shards.shard import JobShardConfig
+from shoal_server.shards.values.shard import JobShardConfig
 from support.clusters.fake_coordinator import FakeCoordinator
 from support.waiting import wait_until
 
@@ -42,7 +42,7 @@ def test_they_and_scrapes_go_on_while_shards_are_restored_however_long_that_take
     try:
         config = JobShardConfig("a", 1, {"w": Variable((4,))}, SGD(0.1), Asynchronous(), seed=0)
         server.store.create(config, plan_shards(config.variables, 1))
-        [group] = server.store.groups()
+        [group] = server.store.hosted.all()
         with ThreadPoolExecutor(2) as pool:
             restored = pool.submit(group.restore, 1, 1, read)
             try:

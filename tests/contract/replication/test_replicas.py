@@ -22,7 +22,8 @@ from shoal.variables import Variable
 from shoal_server.optimizers import compilation
 from shoal_server.replication import backup_link
 from shoal_server.replication.pieces import received_place
-from shoal_server.shards import LockGroup, Stamp, group_shell
+from shoal_server.shards import LockGroup, Stamp
+from shoal_server.shards.group import group_shell
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
 
@@ -91,7 +92,7 @@ class Replicas(ShardServers):
         wait_until(lambda: self.group(0).broken_replica, what="a broken replica")
 
     def group(self, server: int) -> LockGroup:
-        (group,) = self.stores[server].groups()
+        (group,) = self.stores[server].hosted.all()
         return group
 
     def bytes_of(self, server: int) -> list[bytes]:
@@ -238,7 +239,7 @@ def test_calls_that_wait_at_an_old_primary_are_sent_to_the_new_one_at_once() -> 
             assert isinstance(pulled[0], errors.Moved)
             with pytest.raises((errors.Moved, errors.UnknownJob)):
                 pushed.result()
-        assert not rig.stores[0].groups(), "its memory is free"
+        assert not rig.stores[0].hosted.all(), "its memory is free"
         assert not rig.group(1).follows
 
 
@@ -249,7 +250,7 @@ def test_a_stale_backup_is_freed_but_not_a_later_one(replicas: Replicas) -> None
     wait_until(lambda: replicas.group(1).broken_replica, what="a backup without a primary")
     replicas.drop_copy(1, term=2)
     replicas.drop_copy(1, term=2)
-    assert not replicas.stores[1].groups()
+    assert not replicas.stores[1].hosted.all()
     replicas.copy(term=3)
     replicas.drop_copy(1, term=2)
     replicas.drop_copy(1, term=3)
@@ -305,9 +306,9 @@ def test_a_copy_that_waits_is_dropped_with_its_term() -> None:
             second.pull()
             first.push(gradients(0))
             assert not rig.add_backup()
-            wait_until(rig.stores[1].groups, what="the connection to the backup")
+            wait_until(rig.stores[1].hosted.all, what="the connection to the backup")
             rig.drop_backup()
-            wait_until(lambda: not rig.stores[1].groups(), what="the end of the connection")
+            wait_until(lambda: not rig.stores[1].hosted.all(), what="the end of the connection")
             second.push(gradients(0))
             second.pull()
         assert rig.group(0).version == 1
@@ -361,7 +362,7 @@ def test_a_copy_is_made_after_a_primary_was_gone_before_the_server_answered(
     monkeypatch.setattr(Lane, "send", send)
     with pytest.raises(errors.Unreachable):
         wait_until(replicas.add_backup)
-    wait_until(lambda: not replicas.stores[1].groups(), what="the end of the backup")
+    wait_until(lambda: not replicas.stores[1].hosted.all(), what="the end of the backup")
     replicas.copy(term=3)
 
 
@@ -401,7 +402,7 @@ def test_a_hello_that_makes_no_sense_is_refused(fields: dict[str, Any], problem:
             lane.send(Frame.REPLICA, hello.SerializeToString())
             with pytest.raises(errors.ShoalError, match=problem):
                 lane.receive()
-        assert not rig.stores[1].groups()
+        assert not rig.stores[1].hosted.all()
 
 
 def test_a_piece_that_ends_within_its_place_is_refused() -> None:

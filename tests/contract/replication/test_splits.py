@@ -97,7 +97,7 @@ class Splits(ShardServers):
         self.placement = replace(self.placement, shards=changed)
 
     def groups(self, server: int = 0) -> dict[int, LockGroup]:
-        return {group.number: group for group in self.stores[server].groups()}
+        return {group.number: group for group in self.stores[server].hosted.all()}
 
 
 @pytest.fixture
@@ -347,13 +347,13 @@ def test_a_caller_that_knows_an_earlier_grouping_is_sent_to_the_placement() -> N
         rig.split(0, [3])
         for shards in (range(6), [0, 3]):
             with pytest.raises(errors.Moved):
-                rig.stores[0].group("job", 1, [*shards])
+                rig.stores[0].hosted.group("job", 1, [*shards])
         rig.move(3)
         assert old.by_group().keys() == {0}
         with pytest.raises(errors.Moved):
-            rig.stores[0].group("job", 1, [*range(6)]).select(range(6))
+            rig.stores[0].hosted.group("job", 1, [*range(6)]).select(range(6))
         with pytest.raises(errors.UnknownShard):
-            rig.stores[0].group("job", 1, [3]).select([3])
-        part = rig.stores[0].group("job", 1, [0, 1])
+            rig.stores[0].hosted.group("job", 1, [3]).select([3])
+        part = rig.stores[0].hosted.group("job", 1, [0, 1])
         with pytest.raises(errors.Moved):
             part.select([0, 1]).check_whole("push", part.term)

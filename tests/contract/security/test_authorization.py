@@ -223,7 +223,7 @@ def test_a_pull_that_waits_ends_when_its_token_is_revoked(
     with rig.client.session(job, variables={"w": np.zeros(3)}, consistency=shoal.Synchronous()) as session:
         life = next(each.incarnation for each in rig.client.status().members if each.member == session.worker)
         ticket = rig.token(AccessRole.TRAINER, job=job, worker=session.worker, incarnation=life)
-        [generation] = [group.config.generation for group in store.groups() if group.config.name == job]
+        [generation] = [group.config.generation for group in store.hosted.all() if group.config.name == job]
         own = headers.Stamp(job=job, worker=session.worker, incarnation=life, generation=generation)
         connection = ServerConnection(rig.server.address, CallLayout([]), transport, Credentials(token=lambda: ticket))
         with ThreadPoolExecutor(1) as thread, closing(connection):
@@ -251,7 +251,7 @@ def test_a_push_that_waits_is_refused_when_its_token_is_revoked(
         )
         life = next(each.incarnation for each in rig.client.status().members if each.member == last.worker)
         ticket = rig.token(AccessRole.TRAINER, job=job, worker=last.worker, incarnation=life)
-        [generation] = [group.config.generation for group in store.groups() if group.config.name == job]
+        [generation] = [group.config.generation for group in store.hosted.all() if group.config.name == job]
         own = headers.Stamp(job=job, worker=last.worker, incarnation=life, generation=generation)
         header = pb.PushHeader(stamp=own, shards=[0], versions=[0], weight=1, commit=True)
         calls = GrpcCalls(rig.server.address, Credentials(token=lambda: ticket))
@@ -282,12 +282,12 @@ def test_a_push_or_an_assignment_ends_when_its_token_is_revoked_while_it_is_rece
     ]
     context = contextvars.copy_context()
     context.run(set_caller, caller)
-    before = [group.version for group in rig.server.store.groups()]
+    before = [group.version for group in rig.server.store.hosted.all()]
     for call in calls:
         authorizer.revoke([])
         with pytest.raises(errors.Unauthenticated, match="was revoked"):
             context.run(call)
-    assert [group.version for group in rig.server.store.groups()] == before
+    assert [group.version for group in rig.server.store.hosted.all()] == before
 
 
 def test_a_lane_ends_when_its_token_is_revoked(rig: SecureRig) -> None:

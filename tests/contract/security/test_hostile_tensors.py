@@ -145,7 +145,7 @@ def test_shards_that_do_not_fit_into_a_server_are_refused_before_they_are_alloca
     store = ShardStore(most_bytes=1 << 39)
     with check_cheap_refusal(errors.LimitExceeded):
         store.create(config(variables, optim.SGD(0.1)), [layout])
-    assert not store.groups()
+    assert not store.hosted.all()
 
 
 def test_slots_count_and_shards_of_an_earlier_generation_do_not() -> None:

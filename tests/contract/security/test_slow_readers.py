@@ -13,7 +13,7 @@ from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_server.serving import grpc_endpoint
-from shoal_server.shards import reader_memory
+from shoal_server.shards.values import reader_memory
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
 

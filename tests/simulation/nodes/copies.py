@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shoal import errors
 from shoal.v1 import replica_pb2
 from shoal_server.shards import decode_input, encode_input
-from shoal_server.shards.input_log import CopyState
+from shoal_server.shards.group.input_log import CopyState
 from shoal_server.shards.machine import events
 from simulation import messages
 from simulation.lanes import Lane, LaneEnd

@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from shoal import errors
-from shoal_server.shards.commit_gate import HOLD_S
-from shoal_server.shards.input_log import COPY_WAIT_S, CopyState, InputLog
+from shoal_server.shards.group.commit_gate import HOLD_S
+from shoal_server.shards.group.input_log import COPY_WAIT_S, CopyState, InputLog
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.mode import Apply, Fold
 from shoal_server.shards.machine.state import GroupState

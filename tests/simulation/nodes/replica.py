@@ -8,11 +8,11 @@ from typing import Any
 from shoal import errors
 from shoal.status import BrokenReplica
 from shoal.v1 import replica_pb2
-from shoal_server.shards.input_log import CopyState, InputLog
+from shoal_server.shards.group.input_log import CopyState, InputLog
+from shoal_server.shards.group.replicated_group import QUIET_WAIT_S
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.mode import Mode
 from shoal_server.shards.machine.state import GroupState
-from shoal_server.shards.replicated_group import QUIET_WAIT_S
 from simulation.messages import PushName
 from simulation.nodes.group import Group
 from simulation.scheduler import Future

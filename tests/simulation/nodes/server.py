@@ -5,12 +5,12 @@ from typing import Any
 
 from shoal import errors
 from shoal.status import Role, ServerLoad
-from shoal_server.shards.input_log import InputLog, InputSender
+from shoal_server.shards.group.input_log import InputLog, InputSender
+from shoal_server.shards.group.pending_cut import NORM_WAIT_S
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.mode import Mode
 from shoal_server.shards.machine.state import GroupState
-from shoal_server.shards.pending_cut import NORM_WAIT_S
 from simulation import messages
 from simulation.disk import ShardFile
 from simulation.invariants import joined

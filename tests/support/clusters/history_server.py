@@ -22,12 +22,12 @@ from shoal._memory.buffers import BufferPool
 from shoal._role import lifecycle
 from shoal._wire import ShardLayout
 from shoal_server.process import Server, ServerConfig
-from shoal_server.shards.lock_group import LockGroup
+from shoal_server.shards.group.lock_group import LockGroup
 from shoal_server.shards.machine.events import Admission
 from shoal_server.shards.machine.norm_exchange import NormOutbox
-from shoal_server.shards.reader_memory import ReaderMemory
-from shoal_server.shards.shard import JobShardConfig
 from shoal_server.shards.store import ShardStore
+from shoal_server.shards.values.reader_memory import ReaderMemory
+from shoal_server.shards.values.shard import JobShardConfig
 
 SERVICE = "shoal.tests.History"
 
@@ -96,7 +96,7 @@ def ask(address: str, job: str, shard: int) -> list[Admission]:
 
 def admissions(store: ShardStore, job: str, shard: int) -> list[Admission]:
     """Returns the pulls that a shard in this process answered and the pushes that it committed, while `recording`."""
-    (found,) = store.groups_of(job)
+    (found,) = store.hosted.groups_of(job)
     assert shard in [known.layout.shard for known in found.shards]
     assert isinstance(found, RecordedGroup)
     return found.admissions

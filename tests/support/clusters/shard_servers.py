@@ -292,7 +292,7 @@ class ShardServers:
 
     def versions(self) -> list[int]:
         """Returns the versions of all shards."""
-        return [group.version for store in self.stores for group in store.groups() for _ in group.shards]
+        return [group.version for store in self.stores for group in store.hosted.all() for _ in group.shards]
 
     def waiting(self) -> int:
         """Returns the number of pulls that wait at any server."""

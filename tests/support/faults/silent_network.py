@@ -53,7 +53,7 @@ def main(within_s: float = 60.0) -> None:
                 return bool(servers.stubs[0].AddBackup(request).complete)
 
         wait_until(is_complete, what="the copy")
-        groups = [group for store in servers.stores for group in store.groups()]
+        groups = [group for store in servers.stores for group in store.hosted.all()]
         time.sleep(_IDLE_S)
         set_loopback(up=False)
         # An input that the backup never confirms. While it is on its way, its lane sends no probes.

@@ -88,7 +88,7 @@ def store(most_bytes: int = 64 << 20) -> ShardStore:
     found = ShardStore(most_bytes=most_bytes)
     config = job_config(consistency.Asynchronous(), optim.SGD(0.1))
     found.create(config, [shard.layout for shard in placement().shards])
-    found.groups_of(JOB)[0].admit(WORKER, 1, 0)
+    found.hosted.groups_of(JOB)[0].admit(WORKER, 1, 0)
     return found
 
 

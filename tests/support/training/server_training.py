@@ -14,8 +14,8 @@ from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.status import UndeliveredNorm
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
-from shoal_server.shards.lock_group import LockGroup
-from shoal_server.shards.shard import JobShardConfig, Peer, Stamp
+from shoal_server.shards.group.lock_group import LockGroup
+from shoal_server.shards.values.shard import JobShardConfig, Peer, Stamp
 from support.clusters.shard_servers import ShardServers
 from support.training import training_problem as problem
 from support.training.training_problem import ROWS, Combination

@@ -1,7 +1,7 @@
 """State machine of a lock group: decides which pulls are answered and which updates are applied.
 
 It also answers repeated requests as it answered the first ones. It is pure: no values, locks, clocks or I/O.
-`GroupState.handle(event)` returns effects, which `shoal_server.shards.lock_group` carries out in order. Gradients are
+`GroupState.handle(event)` returns effects, which `shoal_server.shards.group` carries out in order. Gradients are
 opaque payloads.
 """
 

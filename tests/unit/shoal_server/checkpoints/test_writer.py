@@ -15,7 +15,7 @@ from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server.checkpoints.writer import CheckpointWriter
-from shoal_server.shards.snapshot import ShardSnapshot, Snapshot
+from shoal_server.shards.values.snapshot import ShardSnapshot, Snapshot
 from support.waiting import wait_until
 
 VARIABLES = {"w": Variable((4,))}

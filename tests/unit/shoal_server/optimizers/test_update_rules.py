@@ -15,7 +15,7 @@ from shoal import optim
 from shoal._wire.layout import Aggregation
 from shoal_server.optimizers import kernels, update_rules
 from shoal_server.optimizers.kernel_threads import KernelThreads
-from shoal_server.shards.running_sum import running_sum
+from shoal_server.shards.values.running_sum import running_sum
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "optimizers.json").read_text())
 CASES = {case["name"]: case for case in GOLDEN["cases"]}

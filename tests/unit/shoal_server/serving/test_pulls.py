@@ -15,8 +15,8 @@ from shoal._wire.limits import CHUNK_BYTES
 from shoal.v1.header_pb2 import ShardHeader
 from shoal.variables import Variable
 from shoal_server.serving.pulls import PendingPull, replies
-from shoal_server.shards.lock_group import LockGroup
-from shoal_server.shards.shard import JobShardConfig, Stamp
+from shoal_server.shards.group.lock_group import LockGroup
+from shoal_server.shards.values.shard import JobShardConfig, Stamp
 from support.pull_replies import decode_values
 
 STAMP = Stamp("a", 1, 5)

@@ -39,7 +39,7 @@ def test_shards_beyond_the_limit_are_refused_before_they_are_allocated() -> None
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-    assert store.groups() == []
+    assert store.hosted.all() == []
 
 
 def test_values_and_slots_of_all_jobs_count_until_they_are_dropped() -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from shoal import errors
-from shoal_server.shards.commit_gate import HOLD_S, CommitGate
+from shoal_server.shards.group.commit_gate import HOLD_S, CommitGate
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_cut_that_nobody_makes_is_over_after_a_while() -> None:
 
 
 def test_commits_that_wait_go_on_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal_server.shards.commit_gate.HOLD_S", 0.05)
+    monkeypatch.setattr("shoal_server.shards.group.commit_gate.HOLD_S", 0.05)
     gate = CommitGate()
     gate.hold(1)
     assert passed(gate)
@@ -98,7 +98,7 @@ def test_a_cut_that_fails_lets_commits_pass() -> None:
 
 
 def test_commits_that_do_not_end_fail_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal_server.shards.commit_gate.HOLD_S", 0.05)
+    monkeypatch.setattr("shoal_server.shards.group.commit_gate.HOLD_S", 0.05)
     gate = CommitGate()
     with gate.passing():
         with pytest.raises(errors.Overloaded, match="take the cut again later"):

@@ -13,12 +13,12 @@ from shoal import errors
 from shoal._wire import shortened, without_controls
 from shoal.status import BrokenReplica
 from shoal.v1 import replica_pb2
-from shoal_server.shards.group_shell import GroupShell
-from shoal_server.shards.input_log import CopyState, InputLog
+from shoal_server.shards.group.group_shell import GroupShell
+from shoal_server.shards.group.input_log import CopyState, InputLog
+from shoal_server.shards.group.pending_copy import CopyStart, PendingCopy
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.state import GroupState
-from shoal_server.shards.pending_copy import CopyStart, PendingCopy
-from shoal_server.shards.stored_shards import Payload
+from shoal_server.shards.values import Payload
 
 _log = structlog.get_logger(__name__)
 

@@ -8,9 +8,9 @@ import numpy as np
 from shoal._wire import Chunk, chunks_of
 from shoal._wire.limits import CHUNK_BYTES
 from shoal_server.optimizers import conversions
-from shoal_server.shards.reader_memory import ReaderHold, ReaderMemory
-from shoal_server.shards.selection import Selection
-from shoal_server.shards.snapshot import Snapshot
+from shoal_server.shards.values.reader_memory import ReaderHold, ReaderMemory
+from shoal_server.shards.values.selection import Selection
+from shoal_server.shards.values.snapshot import Snapshot
 
 
 class Reading:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 from shoal import _tracing
 from shoal._memory.buffers import BufferPool
-from shoal_server.shards.fold_queue import FoldQueue
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.mode import Apply, Fold
-from shoal_server.shards.stored_shards import StoredShards
+from shoal_server.shards.values.fold_queue import FoldQueue
+from shoal_server.shards.values.stored_shards import StoredShards
 
 
 class Updates:

@@ -10,23 +10,18 @@ from functools import partial
 from shoal import errors
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
-from shoal_server.shards import tickets
-from shoal_server.shards.commit_gate import CommitGate
-from shoal_server.shards.input_log import InputLog
+from shoal_server.shards.group import tickets
+from shoal_server.shards.group.commit_gate import CommitGate
+from shoal_server.shards.group.input_log import InputLog
+from shoal_server.shards.group.pending_copy import PendingCopy
+from shoal_server.shards.group.pending_cut import PendingCut
+from shoal_server.shards.group.pending_split import PendingSplit
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.mode import Apply, Fold, Mode
 from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.machine.state import GroupState
-from shoal_server.shards.pending_copy import PendingCopy
-from shoal_server.shards.pending_cut import PendingCut
-from shoal_server.shards.pending_split import PendingSplit
-from shoal_server.shards.reader_memory import ReaderMemory
-from shoal_server.shards.selection import Selections
-from shoal_server.shards.shard import JobShardConfig
-from shoal_server.shards.snapshot import Cut
-from shoal_server.shards.stored_shards import StoredShards
-from shoal_server.shards.updates import Updates
+from shoal_server.shards.values import Cut, JobShardConfig, ReaderMemory, Selections, StoredShards, Updates
 
 # Versions after which a backup compares its values with those of the primary.
 HASHED_VERSIONS = 1_000

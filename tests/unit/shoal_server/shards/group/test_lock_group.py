@@ -14,10 +14,10 @@ from shoal._memory.buffers import BufferPool
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal._wire.limits import MAX_LEAD, MAX_STEP
 from shoal.variables import Variable
-from shoal_server.shards.lock_group import LockGroup
-from shoal_server.shards.shard import JobShardConfig, Stamp
+from shoal_server.shards.group.lock_group import LockGroup
 from shoal_server.shards.store import ShardStore
-from shoal_server.shards.stored_slab import StoredSlab
+from shoal_server.shards.values.shard import JobShardConfig, Stamp
+from shoal_server.shards.values.stored_slab import StoredSlab
 
 SHARDS = 4
 
@@ -316,7 +316,7 @@ def test_a_store_adds_shards_before_training_and_refuses_them_after() -> None:
     store = ShardStore()
     store.create(config(), layouts(2))
     store.create(config(), layouts())  # as a repetition does, with two more
-    group = store.group("job", 1)
+    group = store.hosted.group("job", 1)
     assert len(group.shards) == SHARDS
     group.admit("a", 1, 0)
     store.create(config(), layouts())
@@ -328,7 +328,7 @@ def test_a_store_adds_shards_before_training_and_refuses_them_after() -> None:
 def test_a_later_generation_replaces_the_group() -> None:
     store = ShardStore()
     store.create(config(consistency.Synchronous()), layouts())
-    old = store.group("job", 1)
+    old = store.hosted.group("job", 1)
     old.admit("a", 1, 0)
     ticket = Ticket()
     push_later = Stamp("a", 1, 1)
@@ -338,6 +338,6 @@ def test_a_later_generation_replaces_the_group() -> None:
     store.create(config(generation=2), layouts())
     assert isinstance(ticket.error, errors.UnknownJob)
     with pytest.raises(errors.StaleGeneration):
-        store.group("job", 1)
+        store.hosted.group("job", 1)
     with pytest.raises(errors.StaleGeneration):
         store.create(config(), layouts())

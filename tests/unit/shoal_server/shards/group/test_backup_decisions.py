@@ -10,13 +10,13 @@ import pytest
 from shoal import consistency, errors, initializers, optim
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
-from shoal_server.shards import input_log
 from shoal_server.shards import store as store_module
-from shoal_server.shards.input_log import CopyState, InputLog
-from shoal_server.shards.lock_group import LockGroup
+from shoal_server.shards.group import input_log
+from shoal_server.shards.group.input_log import CopyState, InputLog
+from shoal_server.shards.group.lock_group import LockGroup
 from shoal_server.shards.machine.state import GroupState
-from shoal_server.shards.shard import JobShardConfig, Stamp
 from shoal_server.shards.store import ShardStore
+from shoal_server.shards.values.shard import JobShardConfig, Stamp
 from support.waiting import wait_until
 
 SPEC = Variable((2,), initializer=initializers.Zeros())
@@ -222,4 +222,4 @@ def test_a_backup_that_is_dropped_while_another_is_made_stays_dropped(monkeypatc
     monkeypatch.setattr(store_module, "LockGroup", made)
     kept = store.add_backup(CONFIG, [second], 1)
     dropping[0].join(5)
-    assert store.groups() == [kept]
+    assert store.hosted.all() == [kept]

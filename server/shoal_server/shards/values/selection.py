@@ -10,8 +10,8 @@ import numpy as np
 from shoal import errors
 from shoal._memory.buffers import BufferPool
 from shoal._wire import CallLayout, ShardHeaders, Slab
-from shoal_server.shards.shard import JobShardConfig, Shard
-from shoal_server.shards.stored_shards import Payload, StoredShards
+from shoal_server.shards.values.shard import JobShardConfig, Shard
+from shoal_server.shards.values.stored_shards import Payload, StoredShards
 
 # Selections that a group remembers. Clients name the same shards in each call, so a job has one or two.
 _REMEMBERED = 16

@@ -15,9 +15,9 @@ from shoal._wire import Chunk, framing
 from shoal._wire.layout import Aggregation, ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server.optimizers import conversions
-from shoal_server.shards.lock_group import LockGroup
-from shoal_server.shards.reading import Reading
-from shoal_server.shards.shard import JobShardConfig, Stamp
+from shoal_server.shards.group.lock_group import LockGroup
+from shoal_server.shards.values.reading import Reading
+from shoal_server.shards.values.shard import JobShardConfig, Stamp
 
 CHUNK_BYTES = 4000  # small, so that few elements make several chunks
 
@@ -25,7 +25,7 @@ CHUNK_BYTES = 4000  # small, so that few elements make several chunks
 @pytest.fixture(autouse=True, scope="module")
 def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shoal_server.shards.reading.CHUNK_BYTES", CHUNK_BYTES)
+        patch.setattr("shoal_server.shards.values.reading.CHUNK_BYTES", CHUNK_BYTES)
         patch.setattr(framing, "CHUNK_BYTES", CHUNK_BYTES)
         yield
 

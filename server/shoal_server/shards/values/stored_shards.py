@@ -11,9 +11,9 @@ from shoal._memory.buffers import BufferPool
 from shoal._wire import ArenaKey, CallLayout, ShardLayout, Slab
 from shoal_server.optimizers import kernels, norms
 from shoal_server.shards.machine.mode import Apply, Contribution
-from shoal_server.shards.shard import Arena, JobShardConfig, Shard
-from shoal_server.shards.snapshot import ShardSnapshot
-from shoal_server.shards.stored_slab import StoredSlab, stored_bytes
+from shoal_server.shards.values.shard import Arena, JobShardConfig, Shard
+from shoal_server.shards.values.snapshot import ShardSnapshot
+from shoal_server.shards.values.stored_slab import StoredSlab, stored_bytes
 
 # The gradients of a push by slab, as indexes of `StoredShards.slabs`. They are finite, in the dtype that the server
 # keeps. A slab that has taken its array removes it, so that nothing else keeps its memory.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from shoal import errors
-from shoal_server.shards.reader_memory import ReaderHold, ReaderMemory, ValueReader
+from shoal_server.shards.values.reader_memory import ReaderHold, ReaderMemory, ValueReader
 
 
 class Clock:

@@ -10,10 +10,9 @@ import numpy as np
 from shoal import errors
 from shoal._memory.buffers import BufferPool
 from shoal.v1 import replica_pb2
-from shoal_server.shards.input_log import InputLog
+from shoal_server.shards.group.input_log import InputLog
 from shoal_server.shards.machine.state import GroupState
-from shoal_server.shards.snapshot import Snapshot
-from shoal_server.shards.stored_shards import Payload, StoredShards
+from shoal_server.shards.values import Payload, Snapshot, StoredShards
 
 
 @dataclass(frozen=True, slots=True)

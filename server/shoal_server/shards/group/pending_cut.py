@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 from shoal import errors
-from shoal_server.shards.snapshot import Cut
+from shoal_server.shards.values import Cut
 
 # Seconds for which a cut waits for the norms of other servers. The coordinator waits 5 s for the answer.
 NORM_WAIT_S = 3.0

@@ -15,7 +15,7 @@ from shoal import consistency, errors, initializers, optim
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server.optimizers import kernels, update_rules
-from shoal_server.shards.lock_group import LockGroup
+from shoal_server.shards.group.lock_group import LockGroup
 from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.events import (
     AnswerAdmission,
@@ -33,7 +33,7 @@ from shoal_server.shards.machine.events import (
 )
 from shoal_server.shards.machine.mode import Apply, Fold
 from shoal_server.shards.machine.state import GroupState
-from shoal_server.shards.shard import JobShardConfig, Stamp
+from shoal_server.shards.values.shard import JobShardConfig, Stamp
 from support.run_lengths import draws
 
 SIZE = 24

@@ -14,7 +14,7 @@ from shoal._wire import Slab
 from shoal._wire.layout import Aggregation, ArenaLayout, Slice
 from shoal.initializers import Zeros
 from shoal.variables import AggregationName, Variable
-from shoal_server.shards.stored_slab import StoredSlab
+from shoal_server.shards.values.stored_slab import StoredSlab
 
 
 def stored(elements: int, dtype: str = "float32", aggregation: AggregationName | None = None) -> StoredSlab:

@@ -9,8 +9,8 @@ from shoal import consistency, errors, optim, variables
 from shoal._wire import ArenaLayout, ShardLayout, check_address, check_text
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
-from shoal_server.shards.snapshot import ShardSnapshot
-from shoal_server.shards.stored_slab import StoredSlab
+from shoal_server.shards.values.snapshot import ShardSnapshot
+from shoal_server.shards.values.stored_slab import StoredSlab
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,11 @@ import structlog
 
 from shoal import errors
 from shoal.v1 import replica_pb2
-from shoal_server.shards.input_log import CopyState
+from shoal_server.shards.group.input_log import CopyState
+from shoal_server.shards.group.pending_split import LOOK_AGAIN_S, PendingSplit
+from shoal_server.shards.group.replicated_group import QUIET_WAIT_S, ReplicatedGroup
 from shoal_server.shards.machine.state import GroupState
-from shoal_server.shards.pending_split import LOOK_AGAIN_S, PendingSplit
-from shoal_server.shards.replicated_group import QUIET_WAIT_S, ReplicatedGroup
-from shoal_server.shards.selection import Selection
-from shoal_server.shards.stored_shards import Payload
+from shoal_server.shards.values import Payload, Selection
 
 _log = structlog.get_logger(__name__)
 

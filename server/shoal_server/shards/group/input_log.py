@@ -12,7 +12,7 @@ from typing import Protocol
 
 from shoal import errors
 from shoal_server.shards.machine import events
-from shoal_server.shards.stored_shards import Payload
+from shoal_server.shards.values import Payload
 
 # Seconds that a call waits for the backup. The coordinator has decided long before that, unless it is away.
 COPY_WAIT_S = 30.0

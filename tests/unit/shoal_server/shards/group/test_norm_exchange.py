@@ -17,14 +17,14 @@ from shoal._memory.buffers import BufferPool
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.status import UndeliveredNorm
 from shoal.variables import Variable
-from shoal_server.shards.lock_group import LockGroup
+from shoal_server.shards.group.lock_group import LockGroup
+from shoal_server.shards.group.pending_cut import PendingCut
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.mode import Apply, Fold
 from shoal_server.shards.machine.state import GroupState
-from shoal_server.shards.pending_cut import PendingCut
-from shoal_server.shards.shard import JobShardConfig, Peer, Stamp
 from shoal_server.shards.store import ShardStore
+from shoal_server.shards.values.shard import JobShardConfig, Peer, Stamp
 from support.run_lengths import draws
 
 SERVERS = ("s0", "s1", "s2")
@@ -428,7 +428,7 @@ def test_a_later_generation_ends_the_wait_for_norms_and_refuses_earlier_ones() -
     layout = wire.groups["s0"].shards[0].layout
     store = ShardStore(norms_of=lambda job: wire.outbox(f"s{2 - len(job.peers)}"))
     store.create(config, [layout])
-    group, reader, worker = store.group("job", 1), Ticket(), Ticket()
+    group, reader, worker = store.hosted.group("job", 1), Ticket(), Ticket()
     group.admit("w0", 1, 0)
     push([group], 0, 0, gradients_of(0, 0))
     group.pull(worker, Stamp("w0", 1, 1))
@@ -438,8 +438,8 @@ def test_a_later_generation_ends_the_wait_for_norms_and_refuses_earlier_ones() -
     assert reader.error == worker.error
     assert wire.closed == 1
     with pytest.raises(errors.StaleGeneration):
-        store.group("job", 1)
-    assert not store.group("job", 2).version
+        store.hosted.group("job", 1)
+    assert not store.hosted.group("job", 2).version
 
 
 @pytest.mark.parametrize("wrong", [math.nan, -1.0, -math.inf])

@@ -12,7 +12,8 @@ from shoal import consistency, errors, optim
 from shoal._memory.buffers import BufferPool
 from shoal._wire import Aggregation, ArenaLayout, Cursor, ShardLayout, Slab, Slice, slabs
 from shoal.variables import Variable
-from shoal_server.shards import JobShardConfig, LockGroup, ShardStore, Stamp, splittable_group
+from shoal_server.shards import JobShardConfig, LockGroup, ShardStore, Stamp
+from shoal_server.shards.group import splittable_group
 from shoal_server.shards.machine.events import WorkerProgress
 from support.group_states import plain
 from support.run_lengths import draws
@@ -164,7 +165,7 @@ def check_parts(
     optimizer: optim.Optimizer,
 ) -> None:
     whole, split = (store_of(config(mode, optimizer)) for _ in range(2))
-    (one,), (other,) = whole.groups_of("job"), split.groups_of("job")
+    (one,), (other,) = whole.hosted.groups_of("job"), split.hosted.groups_of("job")
     for call in [*ADMITTED, *before]:
         assert do(one, call) == do(other, call)
     with patch.object(splittable_group, "QUIET_WAIT_S", 0.0), patch.object(splittable_group, "LOOK_AGAIN_S", 0.0):
@@ -174,7 +175,7 @@ def check_parts(
             for worker in WORKERS:
                 assert do(one, ("release", worker, 0, 0)) == do(other, ("release", worker, 0, 0))
             split.split("job", 1, 0, sorted(leave), 1)
-    parts = split.groups_of("job")
+    parts = split.hosted.groups_of("job")
     assert [it.number for it in parts] == [0, min(leave)]
     assert arrays_of(parts) == arrays_of([one])
     for call in after:

@@ -10,8 +10,8 @@ from shoal._memory.buffers import BufferPool
 from shoal._wire import Aggregation, Slab, Slice, row_elements, storage_dtype
 from shoal.variables import Variable
 from shoal_server.optimizers import arrays, conversions, norms, update_rules
-from shoal_server.shards.running_sum import RunningSum, running_sum
-from shoal_server.shards.snapshot import Snapshot
+from shoal_server.shards.values.running_sum import RunningSum, running_sum
+from shoal_server.shards.values.snapshot import Snapshot
 
 
 def stored_bytes(slab: Slab, optimizer: optim.Optimizer) -> int:

@@ -12,18 +12,13 @@ import numpy as np
 from shoal import errors, optim
 from shoal._wire import Cursor, ShardLayout, Slab
 from shoal.status import UndeliveredNorm
-from shoal_server.shards.group_shell import GradientNotSent
+from shoal_server.shards.group.group_shell import GradientNotSent
+from shoal_server.shards.group.pending_cut import NORM_WAIT_S, PendingCut
+from shoal_server.shards.group.splittable_group import SplittableGroup
+from shoal_server.shards.group.tickets import PullTicket, PushTicket
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.norm_exchange import check_squares, pushed_squares
-from shoal_server.shards.pending_cut import NORM_WAIT_S, PendingCut
-from shoal_server.shards.reader_memory import ValueReader
-from shoal_server.shards.reading import Reading
-from shoal_server.shards.selection import Selection
-from shoal_server.shards.shard import Arena, Shard, Stamp
-from shoal_server.shards.snapshot import Cut
-from shoal_server.shards.splittable_group import SplittableGroup
-from shoal_server.shards.stored_shards import Payload, StoredShards
-from shoal_server.shards.tickets import PullTicket, PushTicket
+from shoal_server.shards.values import Arena, Cut, Payload, Reading, Selection, Shard, Stamp, StoredShards, ValueReader
 
 _NOBODY = ValueReader()
 
