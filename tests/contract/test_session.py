@@ -524,7 +524,7 @@ def test_a_call_to_a_dead_server_ends_soon_after_its_job(
     error: type[shoal.ShoalError],
 ) -> None:
     """The call begins before the coordinator knows that the server is lost, so it would be repeated for 30 s."""
-    placed, retried = parameters[-1].servers, threading.Event()
+    placed, retried = parameters[-1].servers.calls, threading.Event()
     count = placed.on_retry
 
     def on_retry() -> None:

@@ -1,6 +1,6 @@
 """Failover: where the lock groups of a job are now, and how often a call to a lost server is repeated.
 
-`shoal._training.placed_servers` moves its connections by what this module finds.
+`shoal._training.repeated_calls` moves connections by what this module finds.
 """
 
 import random

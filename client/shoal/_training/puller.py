@@ -82,7 +82,7 @@ class Puller:
             request = pb.PullRequest(
                 stamp=servers.stamp(step), shards=connection.indices, headers_only=not moves_values, ahead=ahead
             )
-            return servers.retrying(connection, lambda: connection.pull(request, pull_decoder), waits=True)
+            return servers.calls.retrying(connection, lambda: connection.pull(request, pull_decoder), waits=True)
 
         headers = [header for headers in servers.each(pull, begin=begin) for header in headers]
         return headers, pull_decoder

@@ -224,7 +224,7 @@ class Pusher:
 
         def commit(connection: ServerConnection) -> pb.PushReply:
             request = pb.CommitRequest(stamp=servers.stamp(push.step), shards=connection.indices)
-            return servers.retrying(connection, lambda: connection.commit(request))
+            return servers.calls.retrying(connection, lambda: connection.commit(request))
 
         moves = {connection: connection.moves for connection in servers.connections}
 
@@ -252,7 +252,7 @@ class Pusher:
 
         def send(connection: ServerConnection) -> None:
             header = partial(self.header, connection, push, commit=False)
-            servers.retrying(connection, lambda: connection.assign(header(), push.payload_for(connection)))
+            servers.calls.retrying(connection, lambda: connection.assign(header(), push.payload_for(connection)))
 
         servers.each(send)
 
@@ -296,16 +296,16 @@ class Pusher:
 
         if push.push_stream:
             try:
-                with self._servers.watched():
+                with self._servers.calls.watched():
                     return call()
             except errors.ShoalError as error:
-                if not isinstance(error, _INTERRUPTED) and not self._servers.may_have_moved(error):
+                if not isinstance(error, _INTERRUPTED) and not self._servers.calls.may_have_moved(error):
                     raise
                 # Computing a gradient can take longer than a server waits for it, and than a ticket is valid.
                 _log.info("a push was interrupted; it is repeated when all gradients are computed", why=error.message)
-                self._servers.on_retry()
+                self._servers.calls.on_retry()
             push.push_stream.wait()
-        return self._servers.retrying(connection, call)
+        return self._servers.calls.retrying(connection, call)
 
     def _packed(
         self,

@@ -281,7 +281,7 @@ def test_certificates_are_replaced_under_load_without_a_failed_call(
         def pull(transport: str, *, reopens: bool) -> None:
             client = servers.client(transport=transport)
             # A repeated call would hide a failure.
-            client.servers.on_retry = functools.partial(failures.append, AssertionError("a call was repeated"))
+            client.servers.calls.on_retry = functools.partial(failures.append, AssertionError("a call was repeated"))
             try:
                 while not ended.is_set():
                     client.pull()
