@@ -69,7 +69,7 @@ class RepeatedCalls:
     """Makes calls of one participant to lock groups, and repeats those that failed if that may help.
 
     Args:
-        links: the connections of the participant.
+        connections: the connections of the participant.
         locator: finds out where the lock groups are.
         retry_for_s: seconds for which calls to a server that does not answer are repeated.
         on_retry: called on any thread for each repeated call.
@@ -79,7 +79,7 @@ class RepeatedCalls:
 
     def __init__(
         self,
-        links: GroupConnections,
+        connections: GroupConnections,
         locator: Locator,
         *,
         retry_for_s: float,
@@ -87,7 +87,7 @@ class RepeatedCalls:
         credentials: Credentials,
         reads_only: bool,
     ) -> None:
-        self._links, self._locator, self._credentials, self._reads_only = links, locator, credentials, reads_only
+        self._connections, self._locator, self._credentials, self._reads_only = connections, locator, credentials, reads_only
         self._retry_for_s, self.on_retry = retry_for_s, on_retry
         self._begun: dict[_TimedCall, float] = {}  # when the calls in progress began
         self._watching = False
@@ -131,7 +131,7 @@ class RepeatedCalls:
 
     def watched(self) -> AbstractContextManager[None]:
         """Looks for the moved lock group of a call that takes long, in a job with backups; see `_watch`."""
-        if not self._links.replicated:
+        if not self._connections.replicated:
             return _NOT_WATCHED
         if not self._watching:
             self._watching = True
@@ -140,7 +140,7 @@ class RepeatedCalls:
 
     def _is_lost(self, error: errors.ShoalError) -> bool:
         """Returns whether an error says that another server has these shards, or soon will."""
-        return isinstance(error, errors.Moved) or (self._links.replicated and isinstance(error, WITHOUT_PRIMARY))
+        return isinstance(error, errors.Moved) or (self._connections.replicated and isinstance(error, WITHOUT_PRIMARY))
 
     def _repeats(self, error: errors.ShoalError, failures: _Failures, moves: int) -> bool:
         """Waits until it is time to repeat a call, if that may help. Returns whether to repeat it.
@@ -172,7 +172,7 @@ class RepeatedCalls:
         silent, lost = isinstance(error, errors.Unreachable | errors.DeadlineExceeded), self._is_lost(error)
         if not silent and not lost:  # a server that has handed its shards over may not know the job any more
             return isinstance(error, WITHOUT_PRIMARY) and self._follow(connection, moves, replaced=False)
-        if self._follow(connection, moves, replaced=lost or self._links.replicated):
+        if self._follow(connection, moves, replaced=lost or self._connections.replicated):
             return True
         now = time.monotonic()
         failures.silent_at = now if failures.silent_at is None else failures.silent_at
@@ -181,13 +181,13 @@ class RepeatedCalls:
                 raise self._unreachable(connection, error) from None
             return False
         self.on_retry()
-        time.sleep(failures.backoff.next(now, moves=lost or self._links.replicated))
+        time.sleep(failures.backoff.next(now, moves=lost or self._connections.replicated))
         return True
 
     def _unreachable(self, connection: ServerConnection, error: errors.ShoalError) -> errors.Unreachable:
         within = f" within {self._retry_for_s:g} s" if self._retry_for_s else ""
         return errors.Unreachable(
-            f"a server of {self._links.placement.job} at {connection.address} did not answer{within} "
+            f"a server of {self._connections.placement.job} at {connection.address} did not answer{within} "
             f"({error.message}); check that it is running and that the address is right",
             address=connection.address,
         )
@@ -209,13 +209,13 @@ class RepeatedCalls:
                 are not on servers.
         """
         if connection.moves == moves:
-            found, gone = self._locator.ask(self._links.placement, time.monotonic())
+            found, gone = self._locator.ask(self._connections.placement, time.monotonic())
             if found is not None:
-                self._links.move(found)
-            newer = found is not None and found.generation > self._links.placement.generation
-            if self._links.is_regrouped or (replaced and (gone or newer)):
+                self._connections.move(found)
+            newer = found is not None and found.generation > self._connections.placement.generation
+            if self._connections.is_regrouped or (replaced and (gone or newer)):
                 self.on_retry()  # raises if the job has ended
-                known = self._links.placement
+                known = self._connections.placement
                 raise errors.StaleGeneration(
                     f"job {known.job} is no longer on the servers, or in the lock groups, of its generation "
                     f"{known.generation}; fetch its placement again",
@@ -229,15 +229,15 @@ class RepeatedCalls:
         A server that was stopped or cut off closes no connection, so its calls would wait for as long as it is away.
         """
         pause = _LATE_S
-        while not self._links.closed.wait(shortened(pause)):
+        while not self._connections.closed.wait(shortened(pause)):
             now = time.monotonic()
             taken_s = now - min(self._begun.copy().values(), default=now)
             pause = min(max(_LATE_S, _PART * taken_s), _LONGEST_PAUSE_S)
             if taken_s < _LATE_S:
                 continue
-            found, _ = self._locator.ask(self._links.placement, now)
+            found, _ = self._locator.ask(self._connections.placement, now)
             if found is not None:
-                self._links.move(found)
+                self._connections.move(found)
 
 
 __all__ = ["RepeatedCalls"]
