@@ -64,6 +64,17 @@ class Trainer:
         counts, _ = np.histogram(np.concatenate([np.asarray(it) for it in self.times]), edges)
         return [float(count) / 0.5 for count in counts]
 
+    def metrics(self, calm: float, began: float) -> dict[str, float]:
+        """Returns its pushes a second from `calm` to `began` and since then, and its longest pause since then."""
+        usual, during = self.rates(calm, began), self.rates(began, time.monotonic())
+        return {
+            f"pushes a second before, {self.name}": round(float(np.mean(usual)), 1),
+            f"pushes a second meanwhile, {self.name}": round(float(np.mean(during)), 1),
+            f"pushes a second in the worst half second, {self.name}": min(during),
+            f"s longest pause, {self.name}": round(self.longest_pause(began), 3),
+            f"pushes acknowledged, {self.name}": self.pushes,
+        }
+
     def check(self, status: JobStatus) -> None:
         """Checks that each acknowledged push counts once, and that nothing went back to a checkpoint."""
         assert not self.failures
