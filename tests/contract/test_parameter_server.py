@@ -348,7 +348,7 @@ class TestBadGradients:
 
     def test_an_old_placement_is_refused_and_fetched_again(self, servers: ShardServers) -> None:
         with servers.worker("a") as worker:
-            worker.servers.links.placement = worker.servers.placement.__class__(
+            worker.servers.groups.placement = worker.servers.placement.__class__(
                 "job", 0, servers.placement.variables, servers.placement.shards
             )
             assert worker.push(gradients()).outcome == "accepted"

@@ -39,7 +39,7 @@ class PlacedServers:
         replicated: whether the job has backups. A call then waits for one if the primary is lost.
 
     Attributes:
-        links: the connections. They are replaced only within `each` and `before_push`.
+        groups: the connections. They are replaced only within `each` and `before_push`.
         calls: makes the calls to one server, and repeats them.
     """
 
@@ -59,11 +59,11 @@ class PlacedServers:
     ) -> None:
         self._worker, self._incarnation = worker, incarnation
         self._threads = CallThreads("shard")
-        self.links = GroupConnections(
+        self.groups = GroupConnections(
             placement, refresh=refresh, setting=setting, credentials=credentials, replicated=replicated
         )
         self.calls = RepeatedCalls(
-            self.links,
+            self.groups,
             Locator(locate),
             retry_for_s=retry_for_s,
             on_retry=on_retry,
@@ -74,17 +74,17 @@ class PlacedServers:
     @property
     def placement(self) -> Placement:
         """The placement in use."""
-        return self.links.placement
+        return self.groups.placement
 
     @property
     def packer(self) -> Packer:
         """The packer of the placement's generation."""
-        return self.links.packer
+        return self.groups.packer
 
     @property
     def connections(self) -> list[ServerConnection]:
         """One connection for each lock group, in the placement's order."""
-        return self.links.connections
+        return self.groups.connections
 
     def each(self, call: Callable[[ServerConnection], T], *, begin: Callable[[], object] = bool) -> list[T]:
         """Calls every server in parallel. If the placement is old, fetches the new one and repeats all calls.
@@ -103,8 +103,8 @@ class PlacedServers:
 
         def call_all() -> list[T]:
             begin()
-            calls = [partial(call, connection) for connection in self.links.connections]
-            return self._threads.run(calls, abandon=lambda: self.links.use(self.links.placement))
+            calls = [partial(call, connection) for connection in self.groups.connections]
+            return self._threads.run(calls, abandon=lambda: self.groups.use(self.groups.placement))
 
         return self._on_newest(call_all)
 
@@ -122,7 +122,7 @@ class PlacedServers:
         """
 
         def prepare_all() -> dict[ServerConnection, T]:
-            connections = [*self.links.connections]
+            connections = [*self.groups.connections]
             if closed := [connection for connection in connections if not connection.pushes_open]:
                 self._threads.run([partial(self.calls.retrying, each, each.open_for_pushes) for each in closed])
             return {each: self.calls.retrying(each, partial(call, each)) for each in connections}
@@ -135,7 +135,7 @@ class PlacedServers:
         Raises:
             BadRequest: the step is not in [0, MAX_STEP).
         """
-        placement = self.links.placement
+        placement = self.groups.placement
         if not 0 <= step < MAX_STEP:
             raise errors.BadRequest(
                 f"job {placement.job}: step {step} of {self._worker} is out of range; the limit MAX_STEP is {MAX_STEP}",
@@ -161,11 +161,11 @@ class PlacedServers:
             arrays: the arrays, by variable; None means that there are none yet.
             aggregations: aggregations of the slabs that the payload carries.
         """
-        return PushPayload(self.links.packer, connection.layout, aggregations, arrays)
+        return PushPayload(self.groups.packer, connection.layout, aggregations, arrays)
 
     def close(self) -> None:
         """Closes all connections. Calls in progress end with Cancelled."""
-        self.links.close()
+        self.groups.close()
         self._threads.close()
 
     def _on_newest(self, call: Callable[[], T]) -> T:
@@ -176,13 +176,13 @@ class PlacedServers:
         """
         left = _PLACEMENTS
         while left:
-            uses = self.links.uses
+            uses = self.groups.uses
             try:
                 return call()
             except errors.StaleGeneration:
-                left -= self.links.renew(uses)
+                left -= self.groups.renew(uses)
             except errors.Cancelled:
-                if self.links.uses == uses or self.links.closed.is_set():
+                if self.groups.uses == uses or self.groups.closed.is_set():
                     raise
         raise errors.StaleGeneration(f"the placement of {self.placement.job} keeps changing; try again later")
 

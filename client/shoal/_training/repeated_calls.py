@@ -87,8 +87,8 @@ class RepeatedCalls:
         credentials: Credentials,
         reads_only: bool,
     ) -> None:
-        self._connections, self._locator, self._credentials, self._reads_only = connections, locator, credentials, reads_only
-        self._retry_for_s, self.on_retry = retry_for_s, on_retry
+        self._connections, self._locator, self._credentials = connections, locator, credentials
+        self._retry_for_s, self.on_retry, self._reads_only = retry_for_s, on_retry, reads_only
         self._begun: dict[_TimedCall, float] = {}  # when the calls in progress began
         self._watching = False
 
