@@ -44,6 +44,16 @@ def of_server(rig: Rig, server: str) -> GroupCopies:
     return next(it for it in copies(rig) if it.primary.member == server)
 
 
+def backup_lost(rig: Rig, server: str) -> ProbeServer:
+    """Lets the backup of a server's group report that it has lost its primary. Returns the probe of that server."""
+    group = of_server(rig, server)
+    assert group.backup
+    rig.break_replica(group.backup.member, "a", group.group)
+    probe = only(rig.pending, ProbeServer)
+    assert probe.server == group.primary
+    return probe
+
+
 def kinds(effects: Sequence[Effect]) -> list[str]:
     return [type(effect).__name__ for effect in effects]
 
@@ -340,12 +350,8 @@ class TestReports:
 
     def test_of_a_backup_ask_the_primary(self) -> None:
         rig = running()
-        group = of_server(rig, "s1")
-        assert group.backup
-        rig.break_replica(group.backup.member, "a", group.group)
-        rig.break_replica(group.backup.member, "a", group.group)
-        probe = only(rig.pending, ProbeServer)
-        assert probe.server == group.primary
+        probe = backup_lost(rig, "s1")
+        assert backup_lost(rig, "s1") == probe, "a repeated report changes nothing"
         rig.now += 1.0
         rig.pending.clear()
         rig.handle(done_of(probe, "it does not answer"))
@@ -355,22 +361,16 @@ class TestReports:
 
     def test_of_a_backup_whose_primary_answers_end_the_backup(self) -> None:
         rig = running()
-        group = of_server(rig, "s1")
-        assert group.backup
-        rig.break_replica(group.backup.member, "a", group.group)
-        probe = only(rig.pending, ProbeServer)
+        probe = backup_lost(rig, "s1")
         rig.pending.clear()
         rig.handle(done_of(probe))
         told = only(rig.pending, DropBackup)
-        assert told.server == group.primary
+        assert told.server == probe.server
         assert rig.status("a").failovers == 0
 
     def test_of_silence_are_refuted_by_a_heartbeat(self) -> None:
         rig = running()
-        group = of_server(rig, "s1")
-        assert group.backup
-        rig.break_replica(group.backup.member, "a", group.group)
-        probe = only(rig.pending, ProbeServer)
+        probe = backup_lost(rig, "s1")
         rig.pending.clear()
         rig.now += 0.5
         rig.beat("s1")
@@ -381,10 +381,7 @@ class TestReports:
         rig = running()
         for server, lost in (("s1", True), ("s0", False)):
             rig.perform()
-            group = of_server(rig, server)
-            assert group.backup
-            rig.break_replica(group.backup.member, "a", group.group)
-            probe = only(rig.pending, ProbeServer)
+            probe = backup_lost(rig, server)
             rig.pending.clear()
             rig.handle(done_of(probe, "it does not answer"))
             assert rig.machine.members.is_alive(server) is not lost
