@@ -27,6 +27,8 @@ def test_both_ends_of_a_replica_notice_that_the_network_is_silent() -> None:
     command = [*OWN_NETWORK, sys.executable, str(program)]
     path = str(program.parents[2])
     done = subprocess.run(command, check=True, capture_output=True, timeout=60, env={"PYTHONPATH": path})
-    noticed = json.loads(done.stdout.splitlines()[-1])
+    # The servers log on the same stream, also after the result.
+    [result] = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
+    noticed = json.loads(result)
     # Without the probes of `detect_loss`, it takes 30 s.
     assert all(0 < seconds < LOSS_S + 8 for seconds in noticed.values()), noticed
