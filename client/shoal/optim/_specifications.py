@@ -151,7 +151,10 @@ def _read_ranges(cls: type[Specification]) -> dict[str, tuple[type, ValueRange]]
 
 def _checked(where: str, value: object, kind: type, value_range: ValueRange) -> float:
     """Returns `value` as a float, int or bool. Raises InvalidOptimizer if it is not a number in the range."""
-    fits = isinstance(value, numbers.Real) and math.isfinite(value) and value_range.test(float(value))
+    try:
+        fits = isinstance(value, numbers.Real) and math.isfinite(value) and value_range.test(float(value))
+    except OverflowError:  # a whole number beyond all floats
+        fits = False
     if (isinstance(value, bool) and kind is not bool) or not fits or (kind is not float and kind(value) != value):
         raise InvalidOptimizer(f"{where} is {value!r}; it must be finite and {value_range.description}")
     return typing.cast(float, kind(value))

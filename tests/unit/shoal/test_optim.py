@@ -168,6 +168,7 @@ def test_messages_that_are_not_ours_are_refused(message: dict[str, Any], says: s
         (lambda: UNTYPED.SGD(-0.1), "sgd: learning_rate is -0.1; it must be finite and at least 0"),
         (lambda: UNTYPED.SGD(math.nan), "sgd: learning_rate is nan"),
         (lambda: UNTYPED.Adam(math.inf), "adam: learning_rate is inf"),
+        (lambda: UNTYPED.SGD(10**400), "sgd: learning_rate is 1000"),
         (lambda: UNTYPED.Adam("fast"), "adam: learning_rate is 'fast'"),
         (lambda: UNTYPED.Adam(None), "adam: learning_rate is None"),
         (lambda: UNTYPED.Adam(beta1=1.0), "adam: beta1 is 1.0"),

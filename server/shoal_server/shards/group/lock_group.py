@@ -77,12 +77,14 @@ class LockGroup(SplittableGroup):
         """Creates the shards that the group does not have yet.
 
         Raises:
-            BadRequest: training has begun, so that new shards would lack updates; or the group has a backup.
+            BadRequest: training has begun, so that new shards would lack updates; the group has a backup; or the shards
+                have variables that the job did not have before.
         """
         # Allocated without the lock, because filling gigabytes takes seconds. The store lets one caller in at a time.
         fresh = [layout for layout in layouts if layout.shard not in self._stored.by_number]
         if not fresh:
             return
+        self._check_variables(fresh)
         stored = StoredShards(self.config, fresh, self._counting, self._stored)
         with self._lock:
             if self._closed:  # split meanwhile
@@ -96,6 +98,15 @@ class LockGroup(SplittableGroup):
             self._stored = stored
             self._selections.clear()
             self._limit_permits()
+
+    def _check_variables(self, layouts: Iterable[ShardLayout]) -> None:
+        """Raises BadRequest if layouts have variables that the group was not created with."""
+        named = {part.variable for layout in layouts for arena in layout.arenas for part in arena.slices}
+        if unknown := sorted(named - self.config.variables.keys()):
+            raise errors.BadRequest(
+                f"{self.config.name} has no variables {', '.join(unknown[:3])} at generation {self.config.generation}; "
+                "other variables need a later generation"
+            )
 
     def answer_to(self, stamp: Stamp) -> events.AnswerPush | None:
         """Returns the answer to a push that was committed before; None if it was not."""

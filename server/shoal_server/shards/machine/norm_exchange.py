@@ -122,7 +122,12 @@ class NormExchange:
         Args:
             message: the message.
             step: the open step.
+
+        Raises:
+            BadRequest: a sum of squares is not valid.
         """
+        for norm in message.norms:
+            check_squares(norm.squares, "a replica")
         self._step, self._own = step, None
         self._others = {norm.server: tuple(norm.squares) for norm in message.norms}
 

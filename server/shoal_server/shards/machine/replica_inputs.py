@@ -16,6 +16,7 @@ from shoal.v1 import parameter_server_pb2 as server_pb
 from shoal.v1 import replica_pb2 as pb
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.mode import Contribution
+from shoal_server.shards.machine.norm_exchange import check_squares
 
 # Returns the number of a payload or of a ticket.
 NumberOf = Callable[[Any], int]
@@ -91,10 +92,12 @@ def decode_staged(message: pb.ReplicaContribution, payload_of: PayloadOf) -> eve
         payload_of: returns the payload with a number.
 
     Raises:
-        BadRequest: the weight is not finite, or negative.
+        BadRequest: the weight is not finite, or negative; or the sum of squares is NaN, or negative.
     """
     if not 0 <= message.weight < math.inf:
         raise errors.BadRequest(f"a replica has a push of weight {message.weight}; it must be finite and at least 0")
+    if message.HasField("squares"):
+        check_squares([message.squares], "a push of a replica")
     return events.PushStaged(
         message.worker,
         message.incarnation,
@@ -105,6 +108,11 @@ def decode_staged(message: pb.ReplicaContribution, payload_of: PayloadOf) -> eve
         Cursor.from_proto(message.cursor) if message.HasField("cursor") else None,
         message.squares if message.HasField("squares") else None,
     )
+
+
+def _squares(message: pb.NormInput) -> tuple[float, ...]:
+    check_squares(message.squares, "a replica")
+    return tuple(message.squares)
 
 
 def _encode_cut(event: events.CutRequested) -> pb.CutInput:
@@ -188,12 +196,12 @@ _FORMS: Mapping[type, _Form] = {
     events.NormMeasured: _Form(
         "norm_measured",
         lambda it, _, __: pb.NormInput(squares=it.squares),
-        lambda it, _: events.NormMeasured(tuple(it.squares)),
+        lambda it, _: events.NormMeasured(_squares(it)),
     ),
     events.NormReceived: _Form(
         "norm_received",
         lambda it, _, __: pb.NormInput(server=it.server, step=it.step, squares=it.squares),
-        lambda it, _: events.NormReceived(it.server, it.step, tuple(it.squares)),
+        lambda it, _: events.NormReceived(it.server, it.step, _squares(it)),
     ),
     events.CutRequested: _Form("cut", lambda it, _, __: _encode_cut(it), lambda it, _: _decode_cut(it)),
     events.LearningRateSet: _Form(

@@ -325,6 +325,15 @@ def test_a_store_adds_shards_before_training_and_refuses_them_after() -> None:
         store.create(config(), [late])
 
 
+def test_a_store_refuses_shards_of_variables_that_the_job_did_not_have() -> None:
+    store = ShardStore()
+    store.create(config(), layouts(2))
+    arena = layouts(1)[0].arenas[0]
+    others = dataclasses.replace(arena, slices=tuple(it._replace(variable="other") for it in arena.slices))
+    with pytest.raises(errors.BadRequest, match="job has no variables other at generation 1"):
+        store.create(config(), [ShardLayout(SHARDS, (others,))])
+
+
 def test_a_later_generation_replaces_the_group() -> None:
     store = ShardStore()
     store.create(config(consistency.Synchronous()), layouts())

@@ -88,3 +88,24 @@ def test_overwritten_values_are_not_sent(event: events.LockGroupEvent) -> None:
 def test_a_message_without_an_event_is_refused(message: pb.ReplicaInput, what: str) -> None:
     with pytest.raises(errors.BadRequest, match=f"input 7 of a replica carries {what}, which is no event"):
         decode(message, payload_of=int)
+
+
+@pytest.mark.parametrize("square", [-1.0, -math.inf, math.nan])
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.ReplicaInput(norm_measured=pb.NormInput()),
+        pb.ReplicaInput(norm_received=pb.NormInput(server="s1")),
+        pb.ReplicaInput(staged=pb.ReplicaContribution(worker="a")),
+    ],
+)
+def test_squares_that_no_gradient_has_are_refused(message: pb.ReplicaInput, square: float) -> None:
+    """The sum of infinite numbers of both signs would end the update of a backup."""
+    given = pb.ReplicaInput()
+    given.CopyFrom(message)
+    if given.HasField("staged"):
+        given.staged.squares = square
+    else:
+        getattr(given, given.WhichOneof("input") or "").squares.append(square)
+    with pytest.raises(errors.BadRequest, match="sum of squares"):
+        decode(given, lambda _: {})
