@@ -145,7 +145,7 @@ def split(effect: SplitGroup, calls: ServerCalls, wait: Callable[[float], bool])
     Raises:
         Moved: the server does not have the group any more.
         Cancelled: the coordinator stops, or the split is not wanted any more.
-        ShoalError: the server does not answer, or has lost the shards.
+        ShoalError: the server has lost the shards.
     """
     request = pb.SplitGroupRequest(
         job=effect.job.name,
@@ -159,7 +159,9 @@ def split(effect: SplitGroup, calls: ServerCalls, wait: Callable[[float], bool])
         calls.check_wanted(effect.server)
         try:
             calls.call(effect.server, "SplitGroup", request, timeout_s=SPLIT_S)
-        except (errors.Overloaded, errors.DeadlineExceeded, errors.BadRequest) as error:
+        except (errors.Moved, errors.Cancelled, *errors.SHARDS_LOST):
+            raise
+        except errors.ShoalError as error:  # nothing is lost: the group goes on as it is
             _log.warning("a lock group is not split yet", job=effect.job.name, group=effect.group, reason=error.message)
         else:
             return GroupTold(effect.job, effect.group, effect.term, effect=effect.number)

@@ -71,6 +71,7 @@ class _Pool(enum.Enum):
     CUT = "cut"  # servers that wait for commits to end
     STORAGE = "storage"  # checkpoint storage
     COPIES = "copies"  # servers that copy shards to others
+    SPLITS = "splits"  # servers that wait for the end of a step
     PROBES = "probes"  # servers that may be dead
 
 
@@ -83,6 +84,7 @@ _THREADS = {
     _Pool.CUT: 16,
     _Pool.STORAGE: 8,
     _Pool.COPIES: 32,
+    _Pool.SPLITS: 16,
     _Pool.PROBES: 16,
 }
 # Seconds after which an effect of the pool WORKERS that waits for a server runs again, from its beginning, in the pool
@@ -213,8 +215,10 @@ class EffectRunner:
                 return _Pool.CUT
             case CreateShards() if effect.sources:
                 return _Pool.RESTORE
-            case AddBackup() | SplitGroup():
+            case AddBackup():
                 return _Pool.COPIES
+            case SplitGroup():
+                return _Pool.SPLITS
             case ProbeServer():
                 return _Pool.PROBES
         servers = servers_of(effect.placement) if isinstance(effect, CreateShards) else effect.servers

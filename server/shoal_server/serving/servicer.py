@@ -159,7 +159,9 @@ class ParameterServerServicer:
     @_rpc.servicer
     def SplitGroup(self, request: pb.SplitGroupRequest, context: grpc.ServicerContext) -> pb.SplitGroupReply:
         _check_awaited(request.job, context)
-        self._store.split(request.job, request.generation, request.group, request.shards, request.term)
+        self._store.split(
+            request.job, request.generation, request.group, request.shards, request.term, context.is_active
+        )
         return pb.SplitGroupReply()
 
     @_rpc.servicer

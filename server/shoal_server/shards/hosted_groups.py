@@ -4,7 +4,7 @@
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from shoal import errors
@@ -93,7 +93,9 @@ class HostedGroups:
         return groups
 
     def on_groups(self, job: str, call: Callable[[list[LockGroup]], T], generation: int | None = None) -> T:
-        """Makes a call that concerns all lock groups of a job here. If one is split meanwhile, repeats it.
+        """Makes a call that concerns all lock groups of a job here. Repeats it if they have changed meanwhile.
+
+        One may have been split, or have moved to another server. The coordinator makes the call there, too.
 
         Args:
             job, generation: as for `groups_of`.
@@ -110,8 +112,7 @@ class HostedGroups:
             try:
                 return call(groups)
             except errors.Moved:
-                now = self.groups_of(job, generation)
-                if now == groups or _shards_of(now) != _shards_of(groups):
+                if self.groups_of(job, generation) == groups:
                     raise
 
     def numbered(self, job: str, generation: int, number: int) -> LockGroup:
@@ -223,10 +224,6 @@ def _stale(job: str, got: int, current: int) -> errors.StaleGeneration:
         expected=current,
         got=got,
     )
-
-
-def _shards_of(groups: Iterable[LockGroup]) -> set[int]:
-    return {shard.layout.shard for group in groups for shard in group.shards}
 
 
 __all__ = ["HostedGroups"]

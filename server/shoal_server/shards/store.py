@@ -93,7 +93,15 @@ class ShardStore:
         for group in self.hosted.remove_all():
             group.close()
 
-    def split(self, job: str, generation: int, number: int, shards: Sequence[int], term: int) -> None:
+    def split(
+        self,
+        job: str,
+        generation: int,
+        number: int,
+        shards: Sequence[int],
+        term: int,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Makes two lock groups of one. A repetition has no effect.
 
         Args:
@@ -102,11 +110,13 @@ class ShardStore:
             number: number of the group, which keeps it.
             shards: the shards that leave the group. The smallest one is the number of the new group.
             term: number of the coordinator's decision.
+            is_wanted: returns whether the caller still waits.
 
         Raises:
             BadRequest: the group cannot be split in this way.
             Moved: this server is not the primary, or there is a later decision.
             Overloaded: there was no moment between two steps.
+            Cancelled: the caller does not wait any more.
             UnknownJob, UnknownShard, StaleGeneration: this server does not have the group.
         """
         check_parts(job, number, shards)
@@ -114,7 +124,7 @@ class ShardStore:
         if self._is_split(job, number, shards, term):
             return
         try:
-            group.split(shards, term, partial(self.hosted.divide, group))
+            group.split(shards, term, partial(self.hosted.divide, group), is_wanted)
         except errors.Moved:
             if not self._is_split(job, number, shards, term):  # by another call
                 raise

@@ -94,8 +94,8 @@ class CopyKeeper:
 
     def waiting_for(self, job: JobMachine) -> str:
         """Returns what a job needs to have all its copies; empty if it has them, or if they are being made."""
-        missing = job.copies.growable(math.inf)
-        if not missing or not job.copies.is_replicated:
+        missing = job.copies.growable(math.inf) if job.copies.is_replicated else []
+        if not missing:
             return ""
         has = f"continues with {job.copies.complete} of {job.spec.replicas} copies"
         if not any(self.candidates(it) for it in missing):
@@ -157,10 +157,15 @@ class CopyKeeper:
         self._emit(job.copies.release(group.group))
 
     def may_release(self, group: GroupCopies) -> bool:
-        """Returns whether the backup of a group may be dropped: few groups of its primary lack one at a time."""
-        groups = (it for job in self._jobs.live if job.copies.is_replicated for it in job.copies.groups)
-        lacking = sum(it.primary.member == group.primary.member and not it.backup for it in groups)
-        return group.told and lacking - (not group.backup) < COPIES_AT_A_TIME
+        """Returns whether the backup of a group may be dropped: few groups of its primary change theirs at a time."""
+        groups = (it for job in self._jobs.live for it in job.copies.groups)
+        changing = sum(it.primary.member == group.primary.member and bool(it.growing or not it.told) for it in groups)
+        return group.told and changing - bool(group.growing) < COPIES_AT_A_TIME
+
+    def may_split(self, group: GroupCopies) -> bool:
+        """Returns whether a group may be split: few groups of its primary are at a time."""
+        groups = (it for job in self._jobs.live for it in job.copies.groups)
+        return sum(it.primary == group.primary and bool(it.split_off) for it in groups) < COPIES_AT_A_TIME
 
     def split(self, job: JobMachine, group: GroupCopies, shards: tuple[int, ...]) -> None:
         """Makes some shards of a group a group of their own.

@@ -1,8 +1,8 @@
 """Rebalancing: what should move so that the servers of a job have equal shares of its bytes (pure).
 
 Each job is balanced by itself, as when it is placed: the server that moves most of a job's bytes decides how long its
-steps take. One decision moves one lock group from the fullest server to the emptiest one, or splits one before, so the
-sum of the squares of the loads falls with each decision, and no group moves back and forth.
+steps take. One decision moves one lock group, or a part of it, from the fullest server to the emptiest one. So the sum
+of the squares of the loads falls with each decision, and no group moves back and forth.
 """
 
 from collections.abc import Mapping
@@ -54,8 +54,8 @@ def rebalance(
 
     Args:
         groups: the lock groups of one job, by number.
-        servers: the servers that may have shards, by member id, with the bytes of other jobs on them. All servers of
-            `groups` are among them.
+        servers: the servers that may have shards, by member id, with all bytes on them, which only break ties. All
+            servers of `groups` are among them.
         splits: whether a group may be split.
         smallest_bytes: bytes that are not worth a move.
     """
@@ -71,7 +71,7 @@ def rebalance(
         return None
     there = {number: group for number, group in groups.items() if group.server == fullest}
     share = min(loads[fullest] - mean, mean - loads[emptiest])
-    for wanted in (share, gap / 2):  # shards may be too large for the share
+    for wanted in (share, gap / 2):  # no shards may have about the bytes of the share
         # Less than the gap, so that the two servers come nearer to each other.
         move = _best(there, emptiest, wanted, least, gap - least, splits=splits)
         if move:

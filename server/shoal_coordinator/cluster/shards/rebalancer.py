@@ -6,6 +6,7 @@ up its backup, which is made again afterwards. One move of a job is in progress 
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from shoal_coordinator.cluster.job_table import JobTable
@@ -17,8 +18,10 @@ from shoal_coordinator.messages import JobRef
 
 # Seconds without a change of the servers before shards move: others may come, too, or come back.
 SETTLED_S = 3.0
-# Seconds from a move that has failed to the next one of the same job, and to the next look at a job that is busy.
-PAUSE_S, LOOK_S = 30.0, 1.0
+# Seconds for which a job moves nothing to a server on which a copy has failed: first, doubled each time, and at most.
+PAUSE_S, MAX_PAUSE_S = 30.0, 3600.0
+# Seconds to the next look at a job that is busy.
+LOOK_S = 1.0
 
 
 @dataclass(slots=True)
@@ -26,7 +29,7 @@ class _Progress:
     """A move in progress. It is not stored: the next coordinator decides again.
 
     Attributes:
-        move: the move, of a whole group as soon as the group is there.
+        move: the move. Once its shards have been split off, it is that of the whole new group.
         begun_at: seconds of Unix time.
     """
 
@@ -50,6 +53,9 @@ class Rebalancer:
         self._to_check: dict[JobRef, float] = {}  # the jobs that may be uneven, with the time of the next look
         self._servers: frozenset[tuple[str, int]] = frozenset()  # that may have shards, with their incarnations
         self._settled_at = math.inf  # when their latest change counts; infinity if it has counted
+        # The servers on which copies of a job have failed, with the pause and its end. Forgotten when servers change.
+        self._failures: dict[tuple[JobRef, str], tuple[float, float]] = {}
+        self._held: Counter[str] | None = None  # bytes on each server, within one review
 
     def is_due(self, now: float) -> bool:
         """Returns whether `review` has something to do although nothing has happened."""
@@ -63,9 +69,11 @@ class Rebalancer:
         if now >= self._settled_at:
             self._settled_at = math.inf
             self._to_check = {job.ref: now for job in self._jobs.live}
+            self._failures.clear()
+        self._held = None
         for ref in {*self._to_check, *self._moves}:
             job = self._jobs.find_live(ref)
-            if job is None or not job.copies.may_move or job.all_workers_finished:
+            if job is None or not job.placement or not job.copies.may_move or job.all_workers_finished:
                 self._end(ref)
                 self._to_check.pop(ref, None)
             elif not job.created or self._is_on_draining(job):  # it moves off those servers first
@@ -91,22 +99,32 @@ class Rebalancer:
             self._to_check[job.ref] = now + LOOK_S
             return
         loads = {it.group: GroupLoad(it.primary.member, job.copies.shard_bytes(it)) for it in groups}
-        held = held_bytes(self._jobs.values())
-        servers = {member: held[member] for member, _ in self._servers}
+        failing = {member: end for member, _ in self._servers if (end := self._pause_of(job.ref, member)[1]) > now}
+        self._held = self._held or held_bytes(self._jobs.values())
+        usable = {member for member, _ in self._servers if member not in failing} | {it.server for it in loads.values()}
+        servers = {member: self._held[member] for member in usable}
         move = rebalance(loads, servers, splits=job.copies.may_split, smallest_bytes=self._smallest_bytes)
-        if move:
+        if move and move.server not in failing:
             self._moves[job.ref] = _Progress(move, now)
+        elif failing:
+            self._to_check[job.ref] = min(failing.values())
         else:
             del self._to_check[job.ref]
+
+    def _pause_of(self, job: JobRef, server: str) -> tuple[float, float]:
+        return self._failures.get((job, server), (0.0, 0.0))
 
     def _advance(self, job: JobMachine, progress: _Progress, now: float) -> None:
         move = progress.move
         group = next((it for it in job.copies.groups if it.group == move.group), None)
         usable = any(member == move.server for member, _ in self._servers)
         failed = job.copies.failed_on(move.group).get(move.server, -1.0) >= progress.begun_at
+        if failed:
+            pause_s = min(2 * self._pause_of(job.ref, move.server)[0] or PAUSE_S, MAX_PAUSE_S)
+            self._failures[job.ref, move.server] = pause_s, now + pause_s
         if group is None or not usable or failed:
             self._end(job.ref)
-            self._to_check[job.ref] = now + PAUSE_S
+            self._to_check[job.ref] = now + LOOK_S
         elif move.shards:
             self._split(job, group, progress, now)
         elif group.primary.member == move.server:
@@ -125,13 +143,15 @@ class Rebalancer:
     def _split(self, job: JobMachine, group: GroupCopies, progress: _Progress, now: float) -> None:
         """Splits a group. Its new part then moves."""
         move = progress.move
-        if group.second:
-            self._release(job, group)
-        elif group.told and not job.checkpoint_in_progress and set(move.shards) < set(group.shards):
-            self._copies.split(job, group, move.shards)
-        elif group.told and min(move.shards) in {it.group for it in job.copies.groups}:
+        if min(move.shards) in {it.group for it in job.copies.groups}:  # done
             progress.move = Move(min(move.shards), move.server)
             self._advance(job, progress, now)
+        elif not group.told or job.checkpoint_in_progress or not self._copies.may_split(group):
+            pass  # later
+        elif group.second:
+            self._release(job, group)
+        else:
+            self._copies.split(job, group, move.shards)
 
     def _release(self, job: JobMachine, group: GroupCopies) -> None:
         """Gives up the backup of a group, which is made again after the move."""

@@ -110,7 +110,7 @@ class CopyMachine:
 
     @property
     def retries(self) -> bool:
-        """Whether a group lacks a copy, which may be begun later."""
+        """Whether a group lacks a copy that may be begun, now or later."""
         return any(self._needs_copy(it) for it in self._table.groups.values()) and not self._lifecycle.ended
 
     def _needs_copy(self, group: GroupCopies) -> bool:

@@ -132,8 +132,8 @@ class GroupCopies:
         assert self.former is None or self.former.member != self.primary.member, "the primary is to be freed"
         assert self.term or (self.second is None and self.told)
         assert self.group == min(self.shards), "a group has not the name of its first shard"
-        assert not self.split_off or not (self.told or self.former), "shards leave a group without a decision"
-        assert set(self.split_off) <= set(self.shards) - {self.group}, "shards leave a group that has them not"
+        assert not self.split_off or not (self.told or self.former), "a group splits off shards without a decision"
+        assert set(self.split_off) <= set(self.shards) - {self.group}, "a group splits off shards that it does not have"
 
 
 def server_record(server: ServerRef) -> state_pb2.ServerRecord:

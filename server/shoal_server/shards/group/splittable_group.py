@@ -23,7 +23,13 @@ class SplittableGroup(ReplicatedGroup):
     Args and attributes: see `GroupShell`.
     """
 
-    def split(self, shards: Sequence[int], term: int, replace: Callable[[Self, Self], object]) -> None:
+    def split(
+        self,
+        shards: Sequence[int],
+        term: int,
+        replace: Callable[[Self, Self], object],
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Makes two groups of this one, as soon as the open step has no contribution. Calls that wait here are refused.
 
         Both groups continue from the state of this one, with the pushes that are staged.
@@ -32,12 +38,16 @@ class SplittableGroup(ReplicatedGroup):
             shards: the shards that leave the group, as for `check_parts`.
             term: number of the coordinator's decision.
             replace: called with the group of the other shards and the group of these shards, with the lock of this
-                group. From then on, it must not be found any more. If it raises an error, nothing is changed.
+                group. Calls must find these two instead of this one from then on. If it raises an error, nothing is
+                changed.
+            is_wanted: returns whether the caller still waits. If nobody does, nobody would tell the workers of the new
+                groups, and they could not train.
 
         Raises:
             Moved: this server is not the primary, or knows a later term.
             BadRequest: the group does not have the shards, or has a backup, or its updates need the norm of all shards.
             Overloaded: the open step had contributions all the time, or cuts were taken.
+            Cancelled: the caller does not wait any more.
             UnknownJob, NotPlaced: the group is closed, or is being restored.
         """
         chosen = sorted(shards)
@@ -55,6 +65,9 @@ class SplittableGroup(ReplicatedGroup):
             with self._lock:
                 if self._split is not pending:
                     continue
+                if not is_wanted():
+                    self._split = None
+                    raise errors.Cancelled(f"the caller does not wait for the split of {self.config.name} any more")
                 if time.monotonic() >= until:
                     self._split = None
                     raise errors.Overloaded(

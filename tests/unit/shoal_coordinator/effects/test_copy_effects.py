@@ -3,7 +3,7 @@
 import queue
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -27,6 +27,7 @@ from shoal_coordinator.messages import (
     Promote,
     ServerProbed,
     ServerRef,
+    SplitGroup,
     events,
 )
 from shoal_coordinator.persistence.effect_codec import effect_from_proto, effect_to_proto
@@ -39,6 +40,7 @@ OTHER = ServerRef("s1", "127.0.0.1:9")
 class Copying(Notes):
     """A server that completes a copy at the third call."""
 
+    split_errors: ClassVar[list[errors.ShoalError]] = []
     replies = (pb.AddBackupReply(bytes=9), pb.AddBackupReply(copied_bytes=5, bytes=9), pb.AddBackupReply(complete=True))
 
     @_rpc.servicer
@@ -55,6 +57,13 @@ class Copying(Notes):
     def DropCopy(self, request: Any, context: Any) -> Any:
         self.note("DropCopy", request)
         return pb.DropCopyReply()
+
+    @_rpc.servicer
+    def SplitGroup(self, request: Any, context: Any) -> Any:
+        self.note("SplitGroup", request)
+        if self.split_errors:
+            raise self.split_errors.pop()
+        return pb.SplitGroupReply()
 
     @_rpc.servicer
     def ResumeCommits(self, request: Any, context: Any) -> Any:
@@ -122,6 +131,23 @@ class Bench:
 def bench() -> Iterator[Bench]:
     with ExitStack() as stack:
         yield Bench(stack)
+
+
+@pytest.mark.parametrize("error", [errors.Overloaded("no moment"), errors.InternalError("no memory")])
+def test_a_group_is_split_as_soon_as_its_server_can(bench: Bench, error: errors.ShoalError) -> None:
+    bench.notes.split_errors.append(error)
+    effect = SplitGroup(A, 4, 2, 7, bench.server, (5, 6), number=11)
+    assert bench.run(effect) == GroupTold(A, 2, 7, effect=11)
+    calls = bench.notes.of(pb.SplitGroupRequest)
+    assert calls == 2 * [pb.SplitGroupRequest(job="a", generation=4, group=2, term=7, shards=[5, 6])]
+    assert effect_from_proto(11, effect_to_proto(effect)) == effect
+
+
+def test_a_server_that_has_not_the_group_does_not_split_it(bench: Bench) -> None:
+    bench.notes.split_errors.append(errors.Moved("it is elsewhere"))
+    outcome = bench.run(SplitGroup(A, 4, 2, 7, bench.server, (5, 6), number=11))
+    assert isinstance(outcome, events.EffectFailed)
+    assert outcome.shards_lost
 
 
 def test_a_copy_is_asked_for_until_it_is_complete(bench: Bench) -> None:

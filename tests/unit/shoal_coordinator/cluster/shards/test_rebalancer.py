@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from shoal.status import JobState, Role
 from shoal.variables import Variable
+from shoal_coordinator.cluster.shards.copy_keeper import COPIES_AT_A_TIME
 from shoal_coordinator.cluster.shards.rebalancer import PAUSE_S, SETTLED_S
 from shoal_coordinator.job import GroupCopies
 from shoal_coordinator.messages import (
@@ -130,6 +131,34 @@ class TestAServerThatComes:
         assert not rig.pending
         move_all(rig.pass_time(2))
         assert loads(rig) == even_over("s0", "s1", "s2")
+
+    def test_that_fails_all_copies_costs_few_backups(self) -> None:
+        rig = running(replicas=2).servers("s2").pass_time(SETTLED_S)
+        refused = 0
+        for _ in range(400):
+            while rig.pending:
+                effect = rig.pending[0]
+                if isinstance(effect, AddBackup) and effect.backup.member == "s2":
+                    rig.handle(done_of(rig.pending.pop(0), "it has other kernels"))
+                    refused += 1
+                else:
+                    rig.perform_first()
+            rig.pass_time(1)
+        assert refused <= 6, "the pauses grow"
+        assert all(it.backup for it in groups(rig))
+        assert set(loads(rig)) == {"s0", "s1"}
+
+    def test_gets_few_splits_at_a_time(self) -> None:
+        rig = Rig(POLICY).servers("s0", "s1").workers(*(f"w{number}" for number in range(5)))
+        for number in range(5):
+            rig.submit(job(f"j{number}", workers=1, shards=12))
+            rig.start(f"j{number}", f"w{number}", variables=VARIABLES)
+        rig.pass_time(SETTLED_S).servers("s2").pass_time(SETTLED_S)
+        begun = [it.server.member for it in rig.pending if isinstance(it, SplitGroup)]
+        assert 0 < len(begun) <= 2 * COPIES_AT_A_TIME
+        assert all(begun.count(server) <= COPIES_AT_A_TIME for server in begun)
+        move_all(rig)
+        assert all({it.server for it in rig.machine.job(f"j{n}").placed.shards} == {"s0", "s1", "s2"} for n in range(5))
 
     @pytest.mark.parametrize("replicas", [1, 2])
     @pytest.mark.parametrize("kind", [SplitGroup, AddBackup, Promote, DropCopy])

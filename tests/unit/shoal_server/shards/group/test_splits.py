@@ -5,6 +5,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -184,3 +185,34 @@ def check_parts(
     assert arrays_of(parts) == arrays_of([one])
     for part in parts:
         assert plain(part.progress()) == plain(one.progress())
+
+
+def test_a_call_for_all_groups_is_repeated_when_one_has_moved() -> None:
+    store = store_of(config(consistency.Asynchronous()))
+    store.split("job", 1, 0, [1], 3)
+    calls: list[list[int]] = []
+
+    def call(groups: Sequence[LockGroup]) -> int:
+        calls.append([group.number for group in groups])
+        if len(calls) == 1:  # the coordinator frees the copy of a primary that has handed over
+            store.drop_copy("job", 1, 1, 4)
+        return max(group.admit("a", 1, 0) for group in groups)
+
+    assert store.hosted.on_groups("job", call) == 0
+    assert calls[0] == [0, 1]
+    assert calls[-1] == [0]
+
+
+def test_a_split_that_nobody_waits_for_is_not_made() -> None:
+    """Nobody would tell the workers of the new groups."""
+    store = store_of(config(consistency.Synchronous()))
+    group = store.hosted.group("job", 1)
+    for rank, worker in enumerate(("a", "b")):
+        group.admit(worker, 1, rank)
+    do(group, ("push", "a", 0, 1))  # the open step has a contribution
+    with pytest.raises(errors.Cancelled):
+        store.split("job", 1, 0, [1], 3, lambda: False)
+    do(group, ("push", "b", 0, 2))
+    assert store.hosted.group("job", 1) is group
+    store.split("job", 1, 0, [1], 3)
+    assert [it.number for it in store.hosted.groups_of("job")] == [0, 1]
