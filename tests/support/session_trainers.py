@@ -134,7 +134,7 @@ def await_copies(client: shoal.Client, trainers: Sequence[Trainer]) -> None:
 
     def complete() -> bool:
         found = {it.job.name: it for it in client.jobs()}
-        wanted = [(found.get(trainer.name), trainer.replicas) for trainer in trainers]
-        return all(it and it.state is JobState.RUNNING and it.copies == (many > 1) * many for it, many in wanted)
+        wanted = [(found.get(it.name), it.replicas if it.replicas > 1 else 0) for it in trainers]
+        return all(it and it.state is JobState.RUNNING and it.copies == many for it, many in wanted)
 
     wait_until(complete, timeout_s=60, what="all copies")

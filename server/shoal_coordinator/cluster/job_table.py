@@ -9,7 +9,7 @@ from itertools import islice
 
 from shoal import errors
 from shoal.status import JobState
-from shoal_coordinator.job import EventLog, JobMachine, LogBudget
+from shoal_coordinator.job import EventLog, GroupCopies, JobMachine, LogBudget
 from shoal_coordinator.messages import JobRef
 
 # Of a job that takes no more sessions, and whose name is not free yet.
@@ -148,6 +148,11 @@ class JobTable(Mapping[str, JobMachine]):
         end = len(numbers) if before is None else bisect_left(numbers, before)
         chosen = numbers[max(0, end - count) : end]
         return [self._by_submission[number] for number in reversed(chosen)]
+
+    @property
+    def live_groups(self) -> Iterator[GroupCopies]:
+        """The lock groups of the jobs that have not ended."""
+        return (group for job in self.live for group in job.copies.groups)
 
     def find_live(self, ref: JobRef) -> JobMachine | None:
         """Returns the job of a submission; None if it has ended or its name was reused."""

@@ -131,7 +131,7 @@ class Listing:
         status = member.status(now, self._job_of(member))
         if not (member.draining and member.alive and member.role is Role.SERVER):
             return status
-        groups = sum(it.has_copy_on(member.id) for job in self._jobs.live for it in job.copies.groups)
+        groups = sum(it.has_copy_on(member.id) for it in self._jobs.live_groups)
         waiting = (job.ref.name for job in self._jobs.live if self._needs(job, member))
         ended_jobs = self._jobs.values() if member.order else ()
         ended = (job.ref.name for job in ended_jobs if job.ended and _only_copy_on(job, member))

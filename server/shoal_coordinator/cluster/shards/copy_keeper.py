@@ -158,14 +158,13 @@ class CopyKeeper:
 
     def may_release(self, group: GroupCopies) -> bool:
         """Returns whether the backup of a group may be dropped: few groups of its primary change theirs at a time."""
-        groups = (it for job in self._jobs.live for it in job.copies.groups)
-        changing = sum(it.primary.member == group.primary.member and bool(it.growing or not it.told) for it in groups)
+        changing = sum(it.primary == group.primary and bool(it.growing or not it.told) for it in self._jobs.live_groups)
         return group.told and changing - bool(group.growing) < COPIES_AT_A_TIME
 
     def may_split(self, group: GroupCopies) -> bool:
         """Returns whether a group may be split: few groups of its primary are at a time."""
-        groups = (it for job in self._jobs.live for it in job.copies.groups)
-        return sum(it.primary == group.primary and bool(it.split_off) for it in groups) < COPIES_AT_A_TIME
+        split = sum(it.primary == group.primary and bool(it.split_off) for it in self._jobs.live_groups)
+        return split < COPIES_AT_A_TIME
 
     def split(self, job: JobMachine, group: GroupCopies, shards: tuple[int, ...]) -> None:
         """Makes some shards of a group a group of their own.

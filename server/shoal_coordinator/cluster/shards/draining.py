@@ -71,13 +71,13 @@ class DrainCoordinator:
         if job.ended or not job.can_checkpoint:
             return []
         draining = [it.member for it in job.servers if self._members.is_draining(it.member)]
-        return [server for server in draining if not self._moves(job, self._members.find(server))]
+        return [server for server in draining if not self.moves_off(job, self._members.find(server))]
 
     def waits_for(self, member: Member, job: JobMachine) -> bool:
         """Returns whether a draining server has to wait for a job, which is saved or moves off it."""
         if member.id in self.of(job):
             return True
-        return self._moves(job, member) and any(self._has_to_move(job, it, member) for it in job.copies.groups)
+        return self.moves_off(job, member) and any(self._has_to_move(job, it, member) for it in job.copies.groups)
 
     def needs(self, job: JobMachine, member: Member) -> bool:
         """Returns whether a draining server has to stay because of a job that has not ended.
@@ -88,9 +88,10 @@ class DrainCoordinator:
         kept = member.order is not None and not member.order.force
         return self.waits_for(member, job) or (kept and any(it.member == member.id for it in job.servers))
 
-    def moves_off(self, job: JobMachine, member: Member) -> bool:
-        """Returns whether a job would move off a server that drains, while it trains."""
-        return self._moves(job, member)
+    def moves_off(self, job: JobMachine, member: Member | None) -> bool:
+        """Returns whether a job moves off a server while it trains, or would if the server drained."""
+        may_move = job.copies.may_move and bool(job.copies.groups) and job.created and not job.ended
+        return may_move and member is not None and job.ref not in member.stays_with
 
     def start(self, member: Member, now: float, order: DrainOrder | None = None) -> None:
         """Starts to drain a server.
@@ -152,7 +153,7 @@ class DrainCoordinator:
             return
         for job in list(jobs):
             for member in draining:
-                if self._moves(job, member):
+                if self.moves_off(job, member):
                     self._move(job, member, now)
             self.resume(job, now)
 
@@ -192,11 +193,6 @@ class DrainCoordinator:
     @property
     def _draining(self) -> list[Member]:
         return [member for member in self._members.alive(Role.SERVER) if member.draining]
-
-    def _moves(self, job: JobMachine, member: Member | None) -> bool:
-        """Returns whether a job may move off a draining server."""
-        may_move = job.copies.may_move and bool(job.copies.groups) and job.created and not job.ended
-        return may_move and member is not None and job.ref not in member.stays_with
 
     def _move(self, job: JobMachine, member: Member, now: float) -> None:
         """Moves the copies of a job off a draining server, a few at a time."""
@@ -238,8 +234,7 @@ class DrainCoordinator:
 
     def _handed_over(self, member: Member) -> int:
         """Returns how many groups a server hands over now."""
-        groups = (it for job in self._jobs.live for it in job.copies.groups)
-        return sum(bool(it.former and it.former.member == member.id) for it in groups)
+        return sum(bool(it.former and it.former.member == member.id) for it in self._jobs.live_groups)
 
     # Other jobs.
 

@@ -71,7 +71,7 @@ def rebalance(
         return None
     there = {number: group for number, group in groups.items() if group.server == fullest}
     share = min(loads[fullest] - mean, mean - loads[emptiest])
-    for wanted in (share, gap / 2):  # no shards may have about the bytes of the share
+    for wanted in (share, gap / 2):  # perhaps all shards are larger than the share
         # Less than the gap, so that the two servers come nearer to each other.
         move = _best(there, emptiest, wanted, least, gap - least, splits=splits)
         if move:

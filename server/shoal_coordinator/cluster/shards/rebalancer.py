@@ -7,7 +7,9 @@ up its backup, which is made again afterwards. One move of a job is in progress 
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Membership
@@ -55,7 +57,6 @@ class Rebalancer:
         self._settled_at = math.inf  # when their latest change counts; infinity if it has counted
         # The servers on which copies of a job have failed, with the pause and its end. Forgotten when servers change.
         self._failures: dict[tuple[JobRef, str], tuple[float, float]] = {}
-        self._held: Counter[str] | None = None  # bytes on each server, within one review
 
     def is_due(self, now: float) -> bool:
         """Returns whether `review` has something to do although nothing has happened."""
@@ -70,26 +71,33 @@ class Rebalancer:
             self._settled_at = math.inf
             self._to_check = {job.ref: now for job in self._jobs.live}
             self._failures.clear()
-        self._held = None
-        for ref in {*self._to_check, *self._moves}:
+        held = cache(lambda: held_bytes(self._jobs.values()))  # one look at all jobs, and only if one may move
+        for ref in dict.fromkeys([*self._to_check, *self._moves]):
             job = self._jobs.find_live(ref)
             if job is None or not job.placement or not job.copies.may_move or job.all_workers_finished:
                 self._end(ref)
                 self._to_check.pop(ref, None)
+                self._failures = {key: it for key, it in self._failures.items() if key[0] != ref}
             elif not job.created or self._is_on_draining(job):  # it moves off those servers first
                 self._end(ref)
                 self._to_check[ref] = now + LOOK_S
             else:
                 if ref not in self._moves and now >= self._to_check[ref]:
-                    self._begin(job, now)
+                    self._begin(job, held, now)
                 if progress := self._moves.get(ref):
                     self._advance(job, progress, now)
 
     def _is_on_draining(self, job: JobMachine) -> bool:
         return any(self._members.is_draining(it.member) for group in job.copies.groups for it in group.servers)
 
-    def _begin(self, job: JobMachine, now: float) -> None:
-        """Decides what moves next, if all copies of a job are where they should be."""
+    def _begin(self, job: JobMachine, held: Callable[[], Counter[str]], now: float) -> None:
+        """Decides what moves next, if all copies of a job are where they should be.
+
+        Args:
+            job: the job.
+            held: returns the bytes on each server.
+            now: seconds of Unix time.
+        """
         groups = job.copies.groups
         moving = () if job.copies.is_replicated else [Move(it.group, it.second.member) for it in groups if it.second]
         if moving:  # an earlier coordinator, or a server that was to leave, has begun to move these groups
@@ -100,9 +108,8 @@ class Rebalancer:
             return
         loads = {it.group: GroupLoad(it.primary.member, job.copies.shard_bytes(it)) for it in groups}
         failing = {member: end for member, _ in self._servers if (end := self._pause_of(job.ref, member)[1]) > now}
-        self._held = self._held or held_bytes(self._jobs.values())
         usable = {member for member, _ in self._servers if member not in failing} | {it.server for it in loads.values()}
-        servers = {member: self._held[member] for member in usable}
+        servers = {member: held()[member] for member in usable}
         move = rebalance(loads, servers, splits=job.copies.may_split, smallest_bytes=self._smallest_bytes)
         if move and move.server not in failing:
             self._moves[job.ref] = _Progress(move, now)

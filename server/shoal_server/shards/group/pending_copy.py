@@ -1,16 +1,15 @@
 """Pending copy: a copy for a backup, which begins when the open step of the lock group has no contribution."""
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from shoal import errors
 from shoal._memory.buffers import BufferPool
 from shoal.v1 import replica_pb2
 from shoal_server.shards.group.input_log import InputLog
+from shoal_server.shards.group.pending_moment import PendingMoment
 from shoal_server.shards.machine.state import GroupState
 from shoal_server.shards.values import Payload, Snapshot, StoredShards
 
@@ -35,7 +34,7 @@ class CopyStart:
             snapshot.end_saving()
 
 
-class PendingCopy:
+class PendingCopy(PendingMoment):
     """A copy that begins at a moment which the group chooses.
 
     Args:
@@ -44,10 +43,9 @@ class PendingCopy:
     """
 
     def __init__(self, job: str, log: InputLog) -> None:
-        self._job, self.log = job, log
-        self._done = threading.Event()
+        super().__init__(job)
+        self.log = log
         self._start: CopyStart | None = None
-        self._error: errors.ShoalError | None = None
 
     def begin(self, state: GroupState, stored: StoredShards, memory: BufferPool) -> bool:
         """Begins the copy if this is possible now. Called with the lock of the group.
@@ -75,13 +73,8 @@ class PendingCopy:
         for snapshot in snapshots:
             snapshot.begin_saving()
         self._start = CopyStart(message, gradients, snapshots)
-        self._done.set()
+        self._ended.set()
         return True
-
-    def refuse(self, error: errors.ShoalError) -> None:
-        """Ends the wait with an error. Called with the lock of the group."""
-        self._error = error
-        self._done.set()
 
     @property
     def begun(self) -> bool:
@@ -97,9 +90,7 @@ class PendingCopy:
         Raises:
             ShoalError: the group is closed.
         """
-        self._done.wait(within_s)
-        if self._error:
-            raise self._error
+        self._await_end(within_s)
         return self._start
 
 

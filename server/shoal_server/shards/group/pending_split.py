@@ -1,15 +1,15 @@
 """Pending split: a split of a lock group, which is made at a moment that the group chooses."""
 
-import threading
 from collections.abc import Callable, Sequence
 
 from shoal import errors
+from shoal_server.shards.group.pending_moment import PendingMoment
 
 # Seconds between two looks at whether a group without calls can be split.
 LOOK_AGAIN_S = 0.25
 
 
-class PendingSplit:
+class PendingSplit(PendingMoment):
     """A split of a lock group. The group ends it once, with `attempt` or `refuse`, while another thread waits.
 
     Args:
@@ -18,9 +18,8 @@ class PendingSplit:
     """
 
     def __init__(self, job: str, split: Callable[[], object]) -> None:
-        self._job, self._split = job, split
-        self._ended = threading.Event()
-        self._error: errors.ShoalError | None = None
+        super().__init__(job)
+        self._split = split
 
     def attempt(self) -> bool:
         """Splits the group, whose lock is held. Returns whether that was done; if not, it has failed."""
@@ -35,11 +34,6 @@ class PendingSplit:
         self._ended.set()
         return self._error is None
 
-    def refuse(self, error: errors.ShoalError) -> None:
-        """Ends the wait with an error. Called with the lock of the group."""
-        self._error = error
-        self._ended.set()
-
     def wait(self, within_s: float) -> bool:
         """Waits for the end, and returns whether the group is split; False if there is no end in time.
 
@@ -49,10 +43,7 @@ class PendingSplit:
         Raises:
             ShoalError: why it has failed.
         """
-        ended = self._ended.wait(within_s)
-        if self._error:
-            raise self._error
-        return ended
+        return self._await_end(within_s)
 
 
 def check_parts(job: str, group: int, shards: Sequence[int]) -> None:
