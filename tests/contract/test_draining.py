@@ -60,7 +60,7 @@ def test_the_coordinator_names_the_jobs_that_a_server_has_to_wait_for(tmp_path: 
     try:
         for name in ("w0", "w1"):
             rig.register(members.WORKER, name, device="cpu")
-        rig.run(job(), "w0", "w1")
+        rig.run(job(**FIXED), "w0", "w1")
 
         def drain(member: str, incarnation: int | None = None) -> list[str]:
             request = members.DrainRequest(member=member, incarnation=incarnation or rig.lives[member])
@@ -306,7 +306,7 @@ class TestAnOrder:
         assert not rig.beat("s0").drains
 
     def test_is_refused(self, rig: Rig) -> None:
-        rig.run(job(), "w0", "w1")
+        rig.run(job(**FIXED), "w0", "w1")
         for member, error, message in (
             ("nobody", errors.UnknownMember, "is not a member"),
             ("", errors.UnknownMember, "is not a member"),
