@@ -185,14 +185,14 @@ class CoordinatorProcess:
         self._server.set_ready(True)
 
     def _make_server(self, config: CoordinatorConfig, logins: Logins | None) -> _rpc.RpcServer:
-        members = CoordinatorService(
+        self._members = CoordinatorService(
             self.coordinator, heartbeat_timeout_s=config.heartbeat_timeout_s, access=self.access
         )
         tokens = TokensService(self.coordinator, self.access, logins, lambda: self.page, self._give_local_tokens)
         return _rpc.RpcServer(
             config.listen,
             [
-                ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, members),
+                ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, self._members),
                 (
                     "shoal.v1.Groups",
                     group_pb2_grpc.add_GroupsServicer_to_server,
@@ -222,6 +222,7 @@ class CoordinatorProcess:
                 file.remove(self._local_tokens)
         if self._page:
             self._page.stop()
+        self._members.stop()
         self.coordinator.stop()
         self._server.stop()
         self._jobs.close()

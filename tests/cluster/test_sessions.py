@@ -229,6 +229,32 @@ def test_no_sample_is_missed_when_sessions_die(storing: shoal.Client, tmp_path: 
     assert storing.job("deaths").status().state is JobState.SUCCEEDED
 
 
+def test_a_session_that_is_killed_returns_long_before_its_heartbeat_timeout() -> None:
+    script, slow = str(ROOT / "tests/support/programs/endless_session.py"), ["--heartbeat-timeout", "300"]
+    with (
+        local_cluster(servers=1, workers=0, flags={"coordinator": slow}) as cluster,
+        cluster.client() as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        command = [sys.executable, script, client.address, "killed", "leave"]
+        other = subprocess.Popen(command)
+        try:
+            session = client.session("killed", variables={"w": np.zeros(3)}, workers=2)
+            for _ in range(2):
+                push_ones(session)
+                other.kill()
+                other.wait()
+                other = subprocess.Popen(command)
+                for _ in range(2):
+                    pool.submit(push_ones, session).result(60)  # a step needs both sessions
+            client.cancel("killed")
+            with pytest.raises(shoal.Cancelled):
+                session.close()
+        finally:
+            other.kill()
+            other.wait()
+
+
 def push_ones(session: shoal.Session) -> None:
     session.pull()
     session.push({"w": np.ones(3)})

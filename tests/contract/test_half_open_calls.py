@@ -131,7 +131,7 @@ class Members(coordinator_pb2_grpc.CoordinatorServicer):
     def Heartbeat(self, _request: object, _context: object) -> coordinator_pb2.HeartbeatReply:
         return coordinator_pb2.HeartbeatReply(job="here")
 
-    Register = Leave = Drain = DrainServer = GetStatus
+    Register = Attend = Leave = Drain = DrainServer = GetStatus
 
 
 ServerOf = Callable[[_rpc.CallLimits], tuple[_rpc.RpcServer, Members]]

@@ -28,7 +28,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
             raise self.failure
         return coordinator_pb2.GetStatusReply(cluster="c")
 
-    Register = Heartbeat = Leave = Drain = DrainServer = GetStatus
+    Register = Heartbeat = Attend = Leave = Drain = DrainServer = GetStatus
 
 
 class CoordinatorServer(_rpc.RpcServer):
@@ -127,6 +127,9 @@ def test_methods_may_have_their_messages_as_bytes() -> None:
             raise NotImplementedError
 
         def Heartbeat(self, *_: object) -> coordinator_pb2.HeartbeatReply:
+            raise NotImplementedError
+
+        def Attend(self, *_: object) -> coordinator_pb2.AttendReply:
             raise NotImplementedError
 
     def add(implementation: "Members", server: Server) -> None:

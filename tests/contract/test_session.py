@@ -435,12 +435,12 @@ def test_fenced_session_raises_on_close(
 ) -> None:
     lives: list[int] = []  # that the session knows of
 
-    def member(*given: Any, on_incarnation: Callable[[int], None]) -> _rpc.MembershipClient:
+    def member(*given: Any, on_incarnation: Callable[[int], None], **options: Any) -> _rpc.MembershipClient:
         def noted(incarnation: int) -> None:
             on_incarnation(incarnation)
             lives.append(incarnation)
 
-        return _rpc.MembershipClient(*given, on_incarnation=noted)
+        return _rpc.MembershipClient(*given, on_incarnation=noted, **options)
 
     monkeypatch.setattr("shoal._session.entry.MembershipClient", member)
     session = client.session("job", variables={"w": np.zeros(3)}, worker="me")

@@ -18,6 +18,8 @@ Metadata = tuple[tuple[str, str], ...]
 _LOG = logging.getLogger("shoal")
 
 CALL_TIMEOUT_S = 5.0
+# Calls of one client that stay open.
+MAX_OPEN_CALLS = 256
 # Seconds between two checks whether a call in progress is abandoned.
 _ABANDON_POLL_S = 0.1
 
@@ -51,6 +53,7 @@ class CoordinatorClient:
         self.address, self.credentials = address, credentials
         self.closed = False
         self.member_secrets: dict[str, str] = {}
+        self._open_calls: list[Any] = []  # replaced and appended to by any thread; one more or less does no harm
         self._answered = False  # whether any call was answered, so that TLS works
         self.retries = Retries()
         self._retry_for_s, self._on_silence = retry_for_s, on_silence
@@ -140,6 +143,29 @@ class CoordinatorClient:
         reply: coordinator_pb2.RegisterReply = self.call(self.members.Register, request, retry_for_s=retry_for_s)
         self.member_secrets[request.member] = reply.secret
         return reply
+
+    def open_call(self, method: Callable[..., Any], request: Any) -> Any:
+        """Begins a call that stays open, without a time limit, and without a wait.
+
+        A client has at most `MAX_OPEN_CALLS` of them, because gRPC delays further calls of a connection that has many.
+
+        Args:
+            method: method of a stub.
+            request: the request message.
+
+        Returns:
+            gRPC's future of the call; None if this client has too many.
+
+        Raises:
+            Unauthenticated: as `metadata`.
+        """
+        self._open_calls = [it for it in self._open_calls if not it.done()]
+        if len(self._open_calls) >= MAX_OPEN_CALLS:
+            return None
+        stub: Any = method  # of a stub, as far as it makes futures
+        future = stub.future(request, metadata=self.metadata() + self._secret_of(request))
+        self._open_calls.append(future)
+        return future
 
     def _secret_of(self, request: Any) -> Metadata:
         """Returns the metadata with the secret of the member that a request is about, if this client has it."""

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from shoal import errors
+from shoal._rpc.attendance import Attendance
 from shoal._rpc.coordinator import CALL_TIMEOUT_S, CoordinatorClient
 from shoal._rpc.heartbeat_notices import HeartbeatNotices
 from shoal._rpc.heartbeat_pace import HeartbeatPace
@@ -22,6 +23,8 @@ from shoal.v1 import coordinator_pb2
 
 # Seconds until the coordinator has noticed an expired heartbeat timeout, and between two polls for the expiry.
 _EXPIRY_SLACK_S, _EXPIRY_POLL_S = 1.0, 0.1
+# Seconds between two registrations while the id is taken: the coordinator may find that the other process is absent.
+_ABSENCE_POLL_S = 0.4
 _log = Log(__name__)
 
 
@@ -39,6 +42,7 @@ class MembershipClient:
         on_end: called when an incarnation ends, by fencing or by `renew`, before the next one starts.
         authorizer: learns the key of the cluster's tokens from each registration, and which of them were revoked from
             registrations and heartbeats. None if this process answers no calls that need a token.
+        attends: whether the coordinator learns at once when this process ends (`Attendance`).
         load: called for each heartbeat of a server. It returns the number of shards, their bytes, and the load.
 
     Attributes:
@@ -55,6 +59,7 @@ class MembershipClient:
         on_incarnation: Callable[[int], None] = lambda _: None,
         on_end: Callable[[], None] = lambda: None,
         authorizer: Authorizer | None = None,
+        attends: bool = False,
         load: Callable[[], tuple[int, int, ServerLoad]] | None = None,
     ) -> None:
         self._client = client
@@ -65,6 +70,7 @@ class MembershipClient:
         self._request.version = version("shoal")
         self._on_reply, self._on_incarnation, self._on_end, self._load = on_reply, on_incarnation, on_end, load
         self._authorizer, self.tokens_required = authorizer, False
+        self._attendance = Attendance(client, request.member) if attends else None
         self._revoked_revision = 0  # of the revoked tokens that the authorizer knows
         self._stopped = threading.Event()
         self._wake = threading.Event()
@@ -90,7 +96,7 @@ class MembershipClient:
         """Registers and starts the heartbeat thread.
 
         After a crash and restart of the process, this waits until the heartbeat timeout of the earlier incarnation
-        expires.
+        expires. It does not wait if the coordinator knows that the earlier process is absent (`Attendance`).
 
         Raises:
             Unreachable: the coordinator did not answer for `retry_for_s` seconds.
@@ -98,20 +104,20 @@ class MembershipClient:
             WrongVersion: the coordinator has another version.
             StartFailed: the coordinator asks for no tokens, and this is a role without --insecure.
         """
-        deadline: float | None = None
+        deadline: float | None = None  # none before the first refusal
         while True:
             try:
                 self._register(retry_for_s)
                 break
             except errors.DuplicateMember as error:
                 left_s = float(error.details.get("retry_in_s", 0))
-                deadline = deadline or time.monotonic() + left_s + _EXPIRY_SLACK_S
+                if deadline is None:
+                    deadline = time.monotonic() + left_s + _EXPIRY_SLACK_S
+                    _log.info("waiting until an earlier incarnation is lost", member=self.member, at_most_s=left_s)
                 if time.monotonic() >= deadline:
                     raise
-                _log.info(
-                    "waiting for the heartbeat timeout of an earlier incarnation", member=self.member, seconds=left_s
-                )
-                self._stopped.wait(min(left_s, max(0.0, deadline - time.monotonic())) + _EXPIRY_POLL_S)
+                until_s = max(0.0, deadline - time.monotonic())
+                self._stopped.wait(min(left_s, until_s, _ABSENCE_POLL_S) + _EXPIRY_POLL_S)
         self.heartbeat_now()  # there may be work already
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
@@ -139,6 +145,8 @@ class MembershipClient:
             self._leave(1.0, cursor, retry_for_s=CALL_TIMEOUT_S if cursor else 0.0)
         except errors.ShoalError as error:  # its heartbeat timeout will expire instead
             _log.debug("could not leave the cluster", reason=error.message)
+        if self._attendance:
+            self._attendance.end()
 
     def __enter__(self) -> "MembershipClient":
         return self
@@ -158,6 +166,7 @@ class MembershipClient:
         self._revoked_revision = reply.revoked_revision
         self.incarnation = reply.incarnation
         self.pace.answered(self.pace.now, reply.heartbeat_interval_s)
+        self._attend()
         self._on_incarnation(reply.incarnation)
 
     def _refuse_open_cluster(self, incarnation: int) -> NoReturn:
@@ -206,7 +215,12 @@ class MembershipClient:
             since = {"seconds": notice.seconds} if notice.seconds else {}
             _log.warning(notice.text, coordinator=self._client.address, reason=error.message, **since)
 
+    def _attend(self) -> None:
+        if self._attendance and self.incarnation:
+            self._attendance.keep(self.incarnation)
+
     def _note_answer(self) -> None:
+        self._attend()
         if notice := self._notices.answered(self.pace.now):
             _log.info(notice.text, coordinator=self._client.address, seconds=notice.seconds)
 
@@ -221,6 +235,8 @@ class MembershipClient:
             self._register(0)
 
     def _end_incarnation(self) -> None:
+        if self._attendance:
+            self._attendance.end()
         self.incarnation = 0
         self._client.member_secrets.pop(self.member, None)
         self._renewal.clear()

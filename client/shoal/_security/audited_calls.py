@@ -29,6 +29,7 @@ _BY_SERVICE: dict[str, dict[str, Audited]] = {
     "shoal.v1.Coordinator": {
         "Register": _ALWAYS,
         "Heartbeat": _REFUSED,
+        "Attend": _REFUSED,
         "Leave": _ALWAYS,
         "Drain": _ALWAYS,
         "DrainServer": _ALWAYS,

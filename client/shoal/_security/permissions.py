@@ -49,6 +49,7 @@ _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
     "shoal.v1.Coordinator": {
         "Register": _MEMBERS,
         "Heartbeat": _MEMBERS,
+        "Attend": MEMBER_ROLES["session"],
         "Leave": _MEMBERS,
         "Drain": frozenset({_ADMIN, _SERVER}),
         "DrainServer": frozenset({_ADMIN}),

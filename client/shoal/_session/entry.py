@@ -69,7 +69,7 @@ def entering(
         if start_or_find(coordinator, job, options, starts=described is not None):
             opened.push(lambda _kind, error, _trace: cancel(coordinator, job, worker, error))
         member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member=worker)
-        membership = opened.enter_context(MembershipClient(coordinator, member, on_incarnation=live_as))
+        membership = opened.enter_context(MembershipClient(coordinator, member, on_incarnation=live_as, attends=True))
         with wait_notice(f"session {worker} (job {job})", lambda: _FOR_ITS_NAME):
             membership.start()
         own, presented = (job, worker, membership.incarnation), membership.credentials_in(job)

@@ -25,47 +25,51 @@ _sym_db = _symbol_database.Default()
 from shoal.v1 import parameter_server_pb2 as shoal_dot_v1_dot_parameter__server__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ashoal/v1/coordinator.proto\x12\x08shoal.v1\x1a\x1fshoal/v1/parameter_server.proto\"\x9b\x01\n\x0fRegisterRequest\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.shoal.v1.Role\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x0f\n\x07process\x18\x05 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x06 \x01(\t\x12\x0f\n\x07version\x18\x07 \x01(\t\"\xb4\x01\n\rRegisterReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x1b\n\x13heartbeat_timeout_s\x18\x02 \x01(\x01\x12\x1c\n\x14heartbeat_interval_s\x18\x03 \x01(\x01\x12\x11\n\ttoken_key\x18\x04 \x01(\x0c\x12\x16\n\x0erevoked_tokens\x18\x05 \x03(\t\x12\x18\n\x10revoked_revision\x18\x06 \x01(\x04\x12\x0e\n\x06secret\x18\x07 \x01(\t\"\x94\x01\n\x10HeartbeatRequest\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06shards\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\"\n\x04load\x18\x05 \x01(\x0b\x32\x14.shoal.v1.ServerLoad\x12\x18\n\x10revoked_revision\x18\x06 \x01(\x04\"\xc8\x01\n\nServerLoad\x12\x0f\n\x07updates\x18\x01 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x02 \x01(\x04\x12\x12\n\nsent_bytes\x18\x03 \x01(\x04\x12\x15\n\rwaiting_pulls\x18\x04 \x01(\x04\x12\x34\n\x11undelivered_norms\x18\x05 \x03(\x0b\x32\x19.shoal.v1.UndeliveredNorm\x12\x30\n\x0f\x62roken_replicas\x18\x06 \x03(\x0b\x32\x17.shoal.v1.BrokenReplica\"n\n\rBrokenReplica\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\r\n\x05group\x18\x03 \x01(\r\x12\x0c\n\x04term\x18\x04 \x01(\x04\x12\x0f\n\x07primary\x18\x05 \x01(\x08\x12\x0e\n\x06reason\x18\x06 \x01(\t\"c\n\x0fUndeliveredNorm\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06server\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\xdc\x01\n\x0eHeartbeatReply\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\nassignment\x18\x02 \x01(\x04\x12\x0f\n\x07program\x18\x03 \x01(\t\x12\x1c\n\x14heartbeat_interval_s\x18\x04 \x01(\x01\x12\x11\n\tsubmitter\x18\x05 \x01(\t\x12\x16\n\x0erevoked_tokens\x18\x06 \x03(\t\x12\x16\n\x0esubmitter_role\x18\x07 \x01(\t\x12\x18\n\x10revoked_revision\x18\x08 \x01(\x04\x12\x0e\n\x06\x64rains\x18\t \x01(\x08\x12\r\n\x05leave\x18\n \x01(\x08\"Y\n\x0cLeaveRequest\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12$\n\x06\x63ursor\x18\x03 \x01(\x0b\x32\x14.shoal.v1.DataCursor\"\x0c\n\nLeaveReply\"S\n\x0c\x44rainRequest\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x13\n\x06left_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_left_s\"\x1a\n\nDrainReply\x12\x0c\n\x04jobs\x18\x01 \x03(\t\"V\n\x12\x44rainServerRequest\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04stay\x18\x03 \x01(\x08\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\"4\n\x10\x44rainServerReply\x12 \n\x06server\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Member\"9\n\x10GetStatusRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"\xda\x02\n\x06Member\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.shoal.v1.Role\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x06 \x01(\t\x12\r\n\x05\x61live\x18\x07 \x01(\x08\x12\x10\n\x08silent_s\x18\x08 \x01(\x01\x12\x0e\n\x06shards\x18\t \x01(\x04\x12\r\n\x05\x62ytes\x18\n \x01(\x04\x12\x0b\n\x03job\x18\x0b \x01(\t\x12\"\n\x04load\x18\x0c \x01(\x0b\x32\x14.shoal.v1.ServerLoad\x12\x10\n\x08\x64raining\x18\r \x01(\x08\x12\x15\n\rmoving_groups\x18\x0e \x01(\r\x12\x14\n\x0cwaiting_jobs\x18\x0f \x03(\t\x12\x0f\n\x07\x64rained\x18\x10 \x01(\x08\x12\x12\n\nended_jobs\x18\x11 \x03(\t\"\x8f\x01\n\x0eGetStatusReply\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12!\n\x07members\x18\x03 \x03(\x0b\x32\x10.shoal.v1.Member\x12\x17\n\x0fnext_page_token\x18\x04 \x01(\t\x12\x1c\n\x14heartbeat_interval_s\x18\n \x01(\x01*A\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\n\n\x06SERVER\x10\x01\x12\n\n\x06WORKER\x10\x02\x12\x0b\n\x07SESSION\x10\x03\x32\x8a\x03\n\x0b\x43oordinator\x12>\n\x08Register\x12\x19.shoal.v1.RegisterRequest\x1a\x17.shoal.v1.RegisterReply\x12\x41\n\tHeartbeat\x12\x1a.shoal.v1.HeartbeatRequest\x1a\x18.shoal.v1.HeartbeatReply\x12\x35\n\x05Leave\x12\x16.shoal.v1.LeaveRequest\x1a\x14.shoal.v1.LeaveReply\x12\x35\n\x05\x44rain\x12\x16.shoal.v1.DrainRequest\x1a\x14.shoal.v1.DrainReply\x12G\n\x0b\x44rainServer\x12\x1c.shoal.v1.DrainServerRequest\x1a\x1a.shoal.v1.DrainServerReply\x12\x41\n\tGetStatus\x12\x1a.shoal.v1.GetStatusRequest\x1a\x18.shoal.v1.GetStatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ashoal/v1/coordinator.proto\x12\x08shoal.v1\x1a\x1fshoal/v1/parameter_server.proto\"\x9b\x01\n\x0fRegisterRequest\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.shoal.v1.Role\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x0f\n\x07process\x18\x05 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x06 \x01(\t\x12\x0f\n\x07version\x18\x07 \x01(\t\"\xb4\x01\n\rRegisterReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x1b\n\x13heartbeat_timeout_s\x18\x02 \x01(\x01\x12\x1c\n\x14heartbeat_interval_s\x18\x03 \x01(\x01\x12\x11\n\ttoken_key\x18\x04 \x01(\x0c\x12\x16\n\x0erevoked_tokens\x18\x05 \x03(\t\x12\x18\n\x10revoked_revision\x18\x06 \x01(\x04\x12\x0e\n\x06secret\x18\x07 \x01(\t\"4\n\rAttendRequest\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\r\n\x0b\x41ttendReply\"\x94\x01\n\x10HeartbeatRequest\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06shards\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\"\n\x04load\x18\x05 \x01(\x0b\x32\x14.shoal.v1.ServerLoad\x12\x18\n\x10revoked_revision\x18\x06 \x01(\x04\"\xc8\x01\n\nServerLoad\x12\x0f\n\x07updates\x18\x01 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x02 \x01(\x04\x12\x12\n\nsent_bytes\x18\x03 \x01(\x04\x12\x15\n\rwaiting_pulls\x18\x04 \x01(\x04\x12\x34\n\x11undelivered_norms\x18\x05 \x03(\x0b\x32\x19.shoal.v1.UndeliveredNorm\x12\x30\n\x0f\x62roken_replicas\x18\x06 \x03(\x0b\x32\x17.shoal.v1.BrokenReplica\"n\n\rBrokenReplica\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\r\n\x05group\x18\x03 \x01(\r\x12\x0c\n\x04term\x18\x04 \x01(\x04\x12\x0f\n\x07primary\x18\x05 \x01(\x08\x12\x0e\n\x06reason\x18\x06 \x01(\t\"c\n\x0fUndeliveredNorm\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06server\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\xdc\x01\n\x0eHeartbeatReply\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\nassignment\x18\x02 \x01(\x04\x12\x0f\n\x07program\x18\x03 \x01(\t\x12\x1c\n\x14heartbeat_interval_s\x18\x04 \x01(\x01\x12\x11\n\tsubmitter\x18\x05 \x01(\t\x12\x16\n\x0erevoked_tokens\x18\x06 \x03(\t\x12\x16\n\x0esubmitter_role\x18\x07 \x01(\t\x12\x18\n\x10revoked_revision\x18\x08 \x01(\x04\x12\x0e\n\x06\x64rains\x18\t \x01(\x08\x12\r\n\x05leave\x18\n \x01(\x08\"Y\n\x0cLeaveRequest\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12$\n\x06\x63ursor\x18\x03 \x01(\x0b\x32\x14.shoal.v1.DataCursor\"\x0c\n\nLeaveReply\"S\n\x0c\x44rainRequest\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x13\n\x06left_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_left_s\"\x1a\n\nDrainReply\x12\x0c\n\x04jobs\x18\x01 \x03(\t\"V\n\x12\x44rainServerRequest\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04stay\x18\x03 \x01(\x08\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\"4\n\x10\x44rainServerReply\x12 \n\x06server\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Member\"9\n\x10GetStatusRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"\xda\x02\n\x06Member\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.shoal.v1.Role\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x06 \x01(\t\x12\r\n\x05\x61live\x18\x07 \x01(\x08\x12\x10\n\x08silent_s\x18\x08 \x01(\x01\x12\x0e\n\x06shards\x18\t \x01(\x04\x12\r\n\x05\x62ytes\x18\n \x01(\x04\x12\x0b\n\x03job\x18\x0b \x01(\t\x12\"\n\x04load\x18\x0c \x01(\x0b\x32\x14.shoal.v1.ServerLoad\x12\x10\n\x08\x64raining\x18\r \x01(\x08\x12\x15\n\rmoving_groups\x18\x0e \x01(\r\x12\x14\n\x0cwaiting_jobs\x18\x0f \x03(\t\x12\x0f\n\x07\x64rained\x18\x10 \x01(\x08\x12\x12\n\nended_jobs\x18\x11 \x03(\t\"\x8f\x01\n\x0eGetStatusReply\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12!\n\x07members\x18\x03 \x03(\x0b\x32\x10.shoal.v1.Member\x12\x17\n\x0fnext_page_token\x18\x04 \x01(\t\x12\x1c\n\x14heartbeat_interval_s\x18\n \x01(\x01*A\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\n\n\x06SERVER\x10\x01\x12\n\n\x06WORKER\x10\x02\x12\x0b\n\x07SESSION\x10\x03\x32\xc4\x03\n\x0b\x43oordinator\x12>\n\x08Register\x12\x19.shoal.v1.RegisterRequest\x1a\x17.shoal.v1.RegisterReply\x12\x41\n\tHeartbeat\x12\x1a.shoal.v1.HeartbeatRequest\x1a\x18.shoal.v1.HeartbeatReply\x12\x38\n\x06\x41ttend\x12\x17.shoal.v1.AttendRequest\x1a\x15.shoal.v1.AttendReply\x12\x35\n\x05Leave\x12\x16.shoal.v1.LeaveRequest\x1a\x14.shoal.v1.LeaveReply\x12\x35\n\x05\x44rain\x12\x16.shoal.v1.DrainRequest\x1a\x14.shoal.v1.DrainReply\x12G\n\x0b\x44rainServer\x12\x1c.shoal.v1.DrainServerRequest\x1a\x1a.shoal.v1.DrainServerReply\x12\x41\n\tGetStatus\x12\x1a.shoal.v1.GetStatusRequest\x1a\x18.shoal.v1.GetStatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.v1.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=2118
-  _globals['_ROLE']._serialized_end=2183
+  _globals['_ROLE']._serialized_start=2187
+  _globals['_ROLE']._serialized_end=2252
   _globals['_REGISTERREQUEST']._serialized_start=74
   _globals['_REGISTERREQUEST']._serialized_end=229
   _globals['_REGISTERREPLY']._serialized_start=232
   _globals['_REGISTERREPLY']._serialized_end=412
-  _globals['_HEARTBEATREQUEST']._serialized_start=415
-  _globals['_HEARTBEATREQUEST']._serialized_end=563
-  _globals['_SERVERLOAD']._serialized_start=566
-  _globals['_SERVERLOAD']._serialized_end=766
-  _globals['_BROKENREPLICA']._serialized_start=768
-  _globals['_BROKENREPLICA']._serialized_end=878
-  _globals['_UNDELIVEREDNORM']._serialized_start=880
-  _globals['_UNDELIVEREDNORM']._serialized_end=979
-  _globals['_HEARTBEATREPLY']._serialized_start=982
-  _globals['_HEARTBEATREPLY']._serialized_end=1202
-  _globals['_LEAVEREQUEST']._serialized_start=1204
-  _globals['_LEAVEREQUEST']._serialized_end=1293
-  _globals['_LEAVEREPLY']._serialized_start=1295
-  _globals['_LEAVEREPLY']._serialized_end=1307
-  _globals['_DRAINREQUEST']._serialized_start=1309
-  _globals['_DRAINREQUEST']._serialized_end=1392
-  _globals['_DRAINREPLY']._serialized_start=1394
-  _globals['_DRAINREPLY']._serialized_end=1420
-  _globals['_DRAINSERVERREQUEST']._serialized_start=1422
-  _globals['_DRAINSERVERREQUEST']._serialized_end=1508
-  _globals['_DRAINSERVERREPLY']._serialized_start=1510
-  _globals['_DRAINSERVERREPLY']._serialized_end=1562
-  _globals['_GETSTATUSREQUEST']._serialized_start=1564
-  _globals['_GETSTATUSREQUEST']._serialized_end=1621
-  _globals['_MEMBER']._serialized_start=1624
-  _globals['_MEMBER']._serialized_end=1970
-  _globals['_GETSTATUSREPLY']._serialized_start=1973
-  _globals['_GETSTATUSREPLY']._serialized_end=2116
-  _globals['_COORDINATOR']._serialized_start=2186
-  _globals['_COORDINATOR']._serialized_end=2580
+  _globals['_ATTENDREQUEST']._serialized_start=414
+  _globals['_ATTENDREQUEST']._serialized_end=466
+  _globals['_ATTENDREPLY']._serialized_start=468
+  _globals['_ATTENDREPLY']._serialized_end=481
+  _globals['_HEARTBEATREQUEST']._serialized_start=484
+  _globals['_HEARTBEATREQUEST']._serialized_end=632
+  _globals['_SERVERLOAD']._serialized_start=635
+  _globals['_SERVERLOAD']._serialized_end=835
+  _globals['_BROKENREPLICA']._serialized_start=837
+  _globals['_BROKENREPLICA']._serialized_end=947
+  _globals['_UNDELIVEREDNORM']._serialized_start=949
+  _globals['_UNDELIVEREDNORM']._serialized_end=1048
+  _globals['_HEARTBEATREPLY']._serialized_start=1051
+  _globals['_HEARTBEATREPLY']._serialized_end=1271
+  _globals['_LEAVEREQUEST']._serialized_start=1273
+  _globals['_LEAVEREQUEST']._serialized_end=1362
+  _globals['_LEAVEREPLY']._serialized_start=1364
+  _globals['_LEAVEREPLY']._serialized_end=1376
+  _globals['_DRAINREQUEST']._serialized_start=1378
+  _globals['_DRAINREQUEST']._serialized_end=1461
+  _globals['_DRAINREPLY']._serialized_start=1463
+  _globals['_DRAINREPLY']._serialized_end=1489
+  _globals['_DRAINSERVERREQUEST']._serialized_start=1491
+  _globals['_DRAINSERVERREQUEST']._serialized_end=1577
+  _globals['_DRAINSERVERREPLY']._serialized_start=1579
+  _globals['_DRAINSERVERREPLY']._serialized_end=1631
+  _globals['_GETSTATUSREQUEST']._serialized_start=1633
+  _globals['_GETSTATUSREQUEST']._serialized_end=1690
+  _globals['_MEMBER']._serialized_start=1693
+  _globals['_MEMBER']._serialized_end=2039
+  _globals['_GETSTATUSREPLY']._serialized_start=2042
+  _globals['_GETSTATUSREPLY']._serialized_end=2185
+  _globals['_COORDINATOR']._serialized_start=2255
+  _globals['_COORDINATOR']._serialized_end=2707
 # @@protoc_insertion_point(module_scope)

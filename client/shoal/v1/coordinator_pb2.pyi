@@ -160,6 +160,49 @@ class RegisterReply(_message.Message):
 Global___RegisterReply: _TypeAlias = RegisterReply  # noqa: Y015
 
 @_typing.final
+class AttendRequest(_message.Message):
+    """Request of Coordinator.Attend."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    member: _builtins.str
+    """The session's member id."""
+    incarnation: _builtins.int
+    """The number of its life."""
+    def __init__(
+        self,
+        *,
+        member: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttendRequest: _TypeAlias = AttendRequest  # noqa: Y015
+
+@_typing.final
+class AttendReply(_message.Message):
+    """Reply of Coordinator.Attend."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttendReply: _TypeAlias = AttendReply  # noqa: Y015
+
+@_typing.final
 class HeartbeatRequest(_message.Message):
     """Request of Coordinator.Heartbeat."""
 

@@ -45,6 +45,11 @@ class CoordinatorStub:
                 request_serializer=shoal_dot_v1_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_coordinator__pb2.HeartbeatReply.FromString,
                 _registered_method=True)
+        self.Attend = channel.unary_unary(
+                '/shoal.v1.Coordinator/Attend',
+                request_serializer=shoal_dot_v1_dot_coordinator__pb2.AttendRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_coordinator__pb2.AttendReply.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/shoal.v1.Coordinator/Leave',
                 request_serializer=shoal_dot_v1_dot_coordinator__pb2.LeaveRequest.SerializeToString,
@@ -83,6 +88,15 @@ class CoordinatorServicer:
         """Keeps the member alive, and returns the job that it should work on. A report keeps the member alive too, so a member
         that reports sends no heartbeats (Jobs.Report). Returns ABORTED, FENCED if the incarnation has expired or was
         replaced: the member must register again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attend(self, request, context):
+        """Stays open as long as the process of a session lives. The coordinator answers it only when it stops. If the call ends
+        otherwise, the session counts as absent until it calls again: another process may register under its id, or take its
+        place in a full job, without a wait for the heartbeat timeout. Returns ABORTED, FENCED if the incarnation has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,6 +156,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=shoal_dot_v1_dot_coordinator__pb2.HeartbeatRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_coordinator__pb2.HeartbeatReply.SerializeToString,
+            ),
+            'Attend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=shoal_dot_v1_dot_coordinator__pb2.AttendRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_coordinator__pb2.AttendReply.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -219,6 +238,33 @@ class Coordinator:
             '/shoal.v1.Coordinator/Heartbeat',
             shoal_dot_v1_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
             shoal_dot_v1_dot_coordinator__pb2.HeartbeatReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Coordinator/Attend',
+            shoal_dot_v1_dot_coordinator__pb2.AttendRequest.SerializeToString,
+            shoal_dot_v1_dot_coordinator__pb2.AttendReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,11 @@ class CoordinatorStub:
     that reports sends no heartbeats (Jobs.Report). Returns ABORTED, FENCED if the incarnation has expired or was
     replaced: the member must register again.
     """
+    Attend: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.AttendRequest, _coordinator_pb2.AttendReply]
+    """Stays open as long as the process of a session lives. The coordinator answers it only when it stops. If the call ends
+    otherwise, the session counts as absent until it calls again: another process may register under its id, or take its
+    place in a full job, without a wait for the heartbeat timeout. Returns ABORTED, FENCED if the incarnation has ended.
+    """
     Leave: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.LeaveRequest, _coordinator_pb2.LeaveReply]
     """Ends the membership at once, without a wait for the heartbeat timeout. It also ends the member's unfinished part
     in a job: another worker may take its place. A repeat changes nothing, and succeeds. Returns NOT_FOUND,
@@ -85,6 +90,11 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """Keeps the member alive, and returns the job that it should work on. A report keeps the member alive too, so a member
     that reports sends no heartbeats (Jobs.Report). Returns ABORTED, FENCED if the incarnation has expired or was
     replaced: the member must register again.
+    """
+    Attend: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.AttendRequest, _coordinator_pb2.AttendReply]  # type: ignore[assignment]
+    """Stays open as long as the process of a session lives. The coordinator answers it only when it stops. If the call ends
+    otherwise, the session counts as absent until it calls again: another process may register under its id, or take its
+    place in a full job, without a wait for the heartbeat timeout. Returns ABORTED, FENCED if the incarnation has ended.
     """
     Leave: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.LeaveRequest, _coordinator_pb2.LeaveReply]  # type: ignore[assignment]
     """Ends the membership at once, without a wait for the heartbeat timeout. It also ends the member's unfinished part
@@ -135,6 +145,17 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         """Keeps the member alive, and returns the job that it should work on. A report keeps the member alive too, so a member
         that reports sends no heartbeats (Jobs.Report). Returns ABORTED, FENCED if the incarnation has expired or was
         replaced: the member must register again.
+        """
+
+    @_abc_1.abstractmethod
+    def Attend(
+        self,
+        request: _coordinator_pb2.AttendRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.AttendReply, _abc.Awaitable[_coordinator_pb2.AttendReply]]:
+        """Stays open as long as the process of a session lives. The coordinator answers it only when it stops. If the call ends
+        otherwise, the session counts as absent until it calls again: another process may register under its id, or take its
+        place in a full job, without a wait for the heartbeat timeout. Returns ABORTED, FENCED if the incarnation has ended.
         """
 
     @_abc_1.abstractmethod

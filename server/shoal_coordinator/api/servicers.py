@@ -16,6 +16,7 @@ from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal.v1 import job_pb2 as pb
 from shoal_coordinator.access import Access, revocations_of
 from shoal_coordinator.api import checks, codecs
+from shoal_coordinator.api.attendance import AttendHandler
 from shoal_coordinator.api.callers import registration_of
 from shoal_coordinator.api.entry import Descriptions, JoinHandler, Placements
 from shoal_coordinator.api.reports import report_of
@@ -47,6 +48,16 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def __init__(self, coordinator: Coordinator, *, heartbeat_timeout_s: float, access: Access | None = None) -> None:
         self._coordinator, self._timeout_s, self._access = coordinator, heartbeat_timeout_s, access
+        self._attending = AttendHandler(coordinator)
+
+    def stop(self) -> None:
+        """Answers the calls that stay open."""
+        self._attending.stop()
+
+    @property
+    def Attend(self) -> _rpc.Deferred:
+        """Stays open as long as a session lives, without a thread."""
+        return self._attending.handler
 
     @_rpc.servicer
     def Register(self, request: members_pb.RegisterRequest, _: grpc.ServicerContext) -> members_pb.RegisterReply:

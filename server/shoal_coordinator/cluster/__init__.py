@@ -5,6 +5,7 @@
 imports only two packages of the coordinator: `job` and `messages`.
 """
 
+from shoal_coordinator.cluster.dead_members import DEAD_KEPT_S
 from shoal_coordinator.cluster.expiry_breaker import ExpiryHold
 from shoal_coordinator.cluster.heartbeat_interval import interval_told_s
 from shoal_coordinator.cluster.job_limits import JobLimits
@@ -22,7 +23,6 @@ from shoal_coordinator.cluster.listing import (
 )
 from shoal_coordinator.cluster.machine import Cluster
 from shoal_coordinator.cluster.member import Member
-from shoal_coordinator.cluster.membership import DEAD_KEPT_S
 from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.cluster.shards import Candidate, EvenPlacement, PlacementPolicy, assign_shards, plan_shards
 from shoal_coordinator.cluster.snapshot import ClusterCounters, ClusterSnapshot

@@ -5,7 +5,9 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from itertools import islice
+from operator import attrgetter
 
 from shoal import errors
 from shoal._limits import catalogue
@@ -20,6 +22,7 @@ from shoal_coordinator.job import JobMachine
 DEFAULT_PAGE_SIZE, PAGE_SIZE = 200, catalogue.PAGE_SIZE.default
 # Jobs that the status of a draining server names.
 _NAMED_JOBS = 100
+_ID = attrgetter("registration.member")
 # Limit of a token. The longest has 94 characters.
 _TOKEN_CHARACTERS = 256
 _JOB_POSITION, _MEMBER_POSITION = re.compile(r"job:([0-9]{1,20})"), re.compile(r"member:([a-z0-9-]{1,63})")
@@ -112,7 +115,8 @@ class Listing:
             count: maximum number of members.
             after: only members with a larger id.
         """
-        return self.statuses(self._members.after(after, count), now)
+        later = (member for member in self._members.unordered() if member.id > after)
+        return self.statuses(nsmallest(count, later, key=_ID), now)
 
     def all_members(self) -> list[Member]:
         """Returns all members as `members` does, but in any order, for `statuses`. They stay readable if they end."""

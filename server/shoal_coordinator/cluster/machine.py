@@ -87,7 +87,15 @@ class Cluster:
         draining = self._outcomes.draining
         self.listing = Listing(self._jobs, self._members, draining.needs)
         self._worker_requests = WorkerRequests(
-            self._jobs, self._members, self._scheduler, self._outcomes, emit, schedule, policy.jobs, self._copies
+            self._jobs,
+            self._members,
+            self._scheduler,
+            self._outcomes,
+            emit,
+            schedule,
+            policy.jobs,
+            self._copies,
+            self._declare_lost,
         )
         self._user_requests = UserRequests(
             self._jobs, self._dirty, self.counters, emit, schedule, self._forget, policy, self._members, draining
@@ -96,6 +104,7 @@ class Cluster:
             events.TimePassed: self._time_passed,
             events.RegistrationReceived: self._registration_received,
             events.HeartbeatReceived: self._heartbeat_received,
+            events.AttendanceChanged: self._attendance_changed,
             events.MemberLeft: self._member_left,
             events.DrainRequested: self._drain_requested,
             **self._user_requests.handlers,
@@ -305,6 +314,7 @@ class Cluster:
 
     def _registration_received(self, event: events.RegistrationReceived, now: float) -> RegisterResult:
         self._expire(now, event.registration.member)
+        self._declare_lost(self._members.lose_absent(event.registration.member, now, event.registration), now)
         member = self._members.register(event.registration, now)
         if member.role is not Role.SESSION:  # no job waits for one that has not asked for a rank yet
             self._schedule(now)
@@ -322,6 +332,9 @@ class Cluster:
         if member := self._members.leave(event.member, event.incarnation, now):
             self._lose(member, now, event.cursor)
             self._schedule(now)
+
+    def _attendance_changed(self, event: events.AttendanceChanged, _: float) -> None:
+        self._members.note_attendance(event.member, event.incarnation, absent=event.absent)
 
     def _drain_requested(self, event: events.DrainRequested, now: float) -> tuple[str, ...]:
         member, draining = self._members.check(event.member, event.incarnation), self._outcomes.draining

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from shoal import errors
 from shoal.status import MemberStatus, Role, ServerLoad
 from shoal.v1 import state_pb2
 from shoal_coordinator.messages import DrainOrder, JobRef, Registration
@@ -26,6 +27,7 @@ class Member:
         drains_since: when a draining server asked this coordinator first, in seconds of Unix time; 0 if it has not.
         hands_over_until: until when jobs with replicas may move off a draining server, in seconds of Unix time; 0
             means that it is not known.
+        absent: whether the call ended by which a session attends. It may have died, or lost its connection.
         stays_with: jobs that cannot move off a draining server, so they are saved in a checkpoint.
     """
 
@@ -43,6 +45,7 @@ class Member:
     # Not stored: the next coordinator tries again.
     drains_since: float = 0.0
     hands_over_until: float = 0.0
+    absent: bool = False
     stays_with: set[JobRef] = field(default_factory=set)
 
     @property
@@ -56,6 +59,17 @@ class Member:
         return self.registration.role
 
     @property
+    def may_return(self) -> bool:
+        """Whether this is a server that drains, or has drained, without an order of a user."""
+        return self.draining and not self.order and self.role is Role.SERVER
+
+    def is_free_for(self, other: Registration | None) -> bool:
+        """Returns whether another process may take the id of this member, or (None) its place in a job."""
+        mine = self.registration
+        may_have_it = other is None or (other.holder == mine.holder and not mine.is_repeated_by(other))
+        return self.alive and self.absent and may_have_it
+
+    @property
     def has_to_leave(self) -> bool:
         """Whether a server has to end now, because it has drained as a user has ordered."""
         return self.drained and self.order is not None and not self.order.stay
@@ -65,6 +79,29 @@ class Member:
         """The group with which `ExpiryBreaker` judges it."""
         holder = self.registration.holder
         return (f"sessions of {holder}" if holder else "sessions") if self.role is Role.SESSION else "members"
+
+    def check_repeated_by(self, registration: Registration, now: float, heartbeat_timeout_s: float) -> None:
+        """Checks that a registration repeats the one of this live member.
+
+        Args:
+            registration: the registration of a process with the same id.
+            now: seconds of Unix time.
+            heartbeat_timeout_s: seconds without a heartbeat after which this member is lost.
+
+        Raises:
+            DuplicateMember: another process registers.
+        """
+        if self.registration.is_repeated_by(registration):
+            return
+        left_s = max(0.0, self.last_seen + heartbeat_timeout_s - now)
+        where = f" at {self.registration.address}" if self.registration.address else ""
+        raise errors.DuplicateMember(
+            f"a live process{where} has the member id {self.id}: give each process its own id, or stop that one; "
+            f"if that process is dead, try again in {left_s:.1f} s, when its heartbeat timeout expires",
+            member=self.id,
+            address=self.registration.address,
+            retry_in_s=f"{left_s:.3f}",
+        )
 
     def status(self, now: float, job: str) -> MemberStatus:
         """Returns the member's status; `job` is the name of the job that it works on, or empty."""

@@ -4,32 +4,30 @@ A member that sends no heartbeat for the heartbeat timeout is lost. Its incarnat
 back gets a new incarnation. Before the timeout has expired, the coordinator cannot know that a process is dead. So if a
 process is killed and restarted at once under its old id, its registration is refused until then. The new process
 retries, for at most one timeout.
+
+A session whose connection has ended is absent. It may live, so it stays until a process wants its id or its place.
 """
 
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from heapq import nsmallest
 from operator import attrgetter
 
 from shoal import errors
 from shoal._limits import catalogue
 from shoal.status import Role, ServerLoad
+from shoal_coordinator.cluster.dead_members import DeadMembers
 from shoal_coordinator.cluster.expiry_breaker import ExpiryBreaker
 from shoal_coordinator.cluster.heartbeat_interval import CALLS_PER_S, LONGEST_S, heartbeat_interval_s
 from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.messages import DrainOrder, Registration, ServerRef
 
 MAX_MEMBERS = catalogue.MAX_MEMBERS.default
-# Dead members are kept for the status: their number, and for how many seconds.
-MAX_DEAD = 256
-DEAD_KEPT_S = 600.0
 # Seconds that members may take to find a restarted coordinator, however short the heartbeat timeout: a channel retries
 # at least every 2 s, and a heartbeat follows soon after. In a large cluster, the interval is added.
 RETURN_S = 5.0
 
 _ID = attrgetter("registration.member")
-_LAST_SEEN = attrgetter("last_seen", "registration.member")
 
 
 class Membership:
@@ -64,8 +62,7 @@ class Membership:
         # The live members, in order of id, so that an event of one of a thousand members need not look for the others.
         self._live: dict[Role, list[Member]] = {role: [] for role in Role}
         self._held: Counter[str] = Counter()  # the number of live members by holder
-        # The dead members, those that were last seen first: a death of one of a thousand members must not visit all.
-        self._dead: list[Member] = []
+        self._dead = DeadMembers()
         self._heard_since = 0.0  # no live member was last heard before this time; it may be earlier than necessary
         self.incarnation = 0
         self.breaker = ExpiryBreaker(heartbeat_timeout_s)
@@ -94,7 +91,7 @@ class Membership:
             if member.last_seen > now and not member.alive:  # the clock has gone back
                 member.last_seen = now
                 self._changed(member.id)
-        self._dead = sorted((member for member in members if not member.alive), key=_LAST_SEEN)
+        self._dead = DeadMembers(member for member in members if not member.alive)
 
     def __iter__(self) -> Iterator[Member]:
         """Iterates over all remembered members, alive or not, in order of id."""
@@ -111,11 +108,6 @@ class Membership:
     def unordered(self) -> Iterable[Member]:
         """Returns all remembered members, for reading only."""
         return self._members.values()
-
-    def after(self, member: str, count: int) -> list[Member]:
-        """Returns the members with a larger id than `member`, at most `count`, in order of id."""
-        chosen = nsmallest(count, (each for each in self._members if each > member))
-        return [self._members[each] for each in chosen]
 
     def count_alive(self, role: Role) -> int:
         """Returns the number of live members of one role."""
@@ -138,8 +130,7 @@ class Membership:
         Returns:
             By id, the time until which each is expected; 0 if it has not left yet.
         """
-        draining = [it for it in self if it.draining and not it.order and it.role is Role.SERVER]
-        until = {member.id: 0.0 if member.alive else member.last_seen + self._return_s for member in draining}
+        until = {it.id: 0.0 if it.alive else it.last_seen + self._return_s for it in self if it.may_return}
         return {member: end for member, end in until.items() if not end or now < end}
 
     @property
@@ -170,7 +161,7 @@ class Membership:
         """
         known = self._members.get(registration.member)
         if known and known.alive:
-            self._check_same_process(known, registration, now)
+            known.check_repeated_by(registration, now, self.heartbeat_timeout_s)
             if known.registration != registration:
                 self._changed(known.id)
             known.registration, known.last_seen = registration, now
@@ -184,7 +175,7 @@ class Membership:
         member = Member(registration, self.incarnation, now)
         self._members[member.id] = member
         if known:
-            del self._dead[bisect_left(self._dead, _LAST_SEEN(known), key=_LAST_SEEN)]
+            self._dead.remove(known)
         insort(self._live[member.role], member, key=_ID)
         self._held[registration.holder] += 1
         self._changed(member.id)
@@ -232,8 +223,7 @@ class Membership:
         """Records that a member has shown that it is alive, by a heartbeat or a report.
 
         Args:
-            member: id of the member.
-            incarnation: its incarnation.
+            member, incarnation: as for `check`.
             now: seconds of Unix time.
 
         Returns:
@@ -258,8 +248,7 @@ class Membership:
         """Records a heartbeat.
 
         Args:
-            member: id of the member.
-            incarnation: its incarnation.
+            member, incarnation: as for `check`.
             shards: number of shards that a server holds.
             held_bytes: bytes that a server holds.
             now: seconds of Unix time.
@@ -345,6 +334,33 @@ class Membership:
         self._mark_dead([known], now)
         return known
 
+    def note_attendance(self, member: str, incarnation: int, *, absent: bool) -> None:
+        """Records that a member is absent, or has returned before another process took its id or its place.
+
+        Args:
+            member, incarnation: as for `check`.
+            absent: whether it is absent.
+
+        Raises:
+            Fenced: that incarnation has ended.
+        """
+        self.check(member, incarnation).absent = absent
+
+    def lose_absent(self, member: str, now: float, by: Registration | None = None) -> list[Member]:
+        """Marks a member as lost if it is absent, because its id or its place is wanted.
+
+        Args:
+            member: id of the member.
+            now: seconds of Unix time.
+            by: the process that wants its id; None if its place is wanted.
+
+        Returns:
+            The member, if it is lost now.
+        """
+        lost = [it for it in [self._members.get(member)] if it and it.is_free_for(by)]
+        self._mark_dead(lost, now)
+        return lost
+
     def extend_timeouts(self, seconds: float) -> None:
         """Extends all heartbeat timeouts by a time in which the coordinator itself was paused and received nothing."""
         for live in self._live.values():
@@ -361,8 +377,7 @@ class Membership:
         assert self._live == {role: [member for member in alive if member.role is role] for role in Role}
         assert self._held == Counter(member.registration.holder for member in alive)
         assert all(member.last_seen >= self._heard_since for member in alive)
-        assert self._dead == sorted((it for it in self._members.values() if not it.alive), key=_LAST_SEEN)
-        assert len(self._dead) <= MAX_DEAD
+        assert [*self._dead] == [*DeadMembers(it for it in self._members.values() if not it.alive)]
 
     def _check_holder(self, holder: str) -> None:
         """Checks that a holder may have one more member. Without tokens, members have no holder."""
@@ -372,28 +387,14 @@ class Membership:
                 f"{theirs} processes of {holder} are members", "stop one that is not needed", limit=self._holder_members
             )
 
-    def _check_same_process(self, known: Member, registration: Registration, now: float) -> None:
-        if known.registration.is_repeated_by(registration):
-            return
-        left_s = max(0.0, known.last_seen + self.heartbeat_timeout_s - now)
-        where = f" at {known.registration.address}" if known.registration.address else ""
-        raise errors.DuplicateMember(
-            f"a live process{where} has the member id {known.id}: give each process its own id, or stop that one; "
-            f"if that process is dead, try again in {left_s:.1f} s, when its heartbeat timeout expires",
-            member=known.id,
-            address=known.registration.address,
-            retry_in_s=f"{left_s:.3f}",
-        )
-
     def _mark_dead(self, members: Iterable[Member], now: float) -> None:
         for member in members:
             member.alive = False
             live = self._live[member.role]
             del live[bisect_left(live, member.id, key=_ID)]
             self._held[member.registration.holder] -= 1
-            insort(self._dead, member, key=_LAST_SEEN)
+            self._dead.add(member)
             self._changed(member.id)
-        while self._dead and (len(self._dead) > MAX_DEAD or now - self._dead[0].last_seen > DEAD_KEPT_S):
-            forgotten = self._dead.pop(0)
+        for forgotten in self._dead.take_forgotten(now):
             del self._members[forgotten.id]
             self._changed(forgotten.id)

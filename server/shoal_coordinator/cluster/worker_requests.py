@@ -3,7 +3,7 @@
 A worker enters the job, leases data, evaluates, reports and finishes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -37,6 +37,7 @@ class WorkerRequests:
         schedule: runs the scheduler, given the time; called after a change that other jobs may wait for.
         limits: the limits of jobs.
         copies: keeps the copies of jobs complete.
+        declare_lost: handles members as lost, as those whose heartbeat timeout has expired.
 
     Attributes:
         handlers: the handler of each type of event.
@@ -52,10 +53,11 @@ class WorkerRequests:
         schedule: Callable[[float], None],
         limits: JobLimits,
         copies: CopyKeeper,
+        declare_lost: Callable[[Sequence[Member], float], None],
     ) -> None:
         self._jobs, self._members, self._limits = jobs, members, limits
         self._scheduler, self._outcomes, self._copies = scheduler, outcomes, copies
-        self._emit, self._schedule = emit, schedule
+        self._emit, self._schedule, self._declare_lost = emit, schedule, declare_lost
         self.handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
             events.JobAbandoned: self._job_abandoned,
             events.JobDescribed: self._job_described,
@@ -222,6 +224,8 @@ class WorkerRequests:
         if job.all_workers_finished:
             raise _ending(job)
         if not job.free_ranks:
+            self._free_place(job, now)
+        if not job.free_ranks:
             timeout_s = self._members.heartbeat_timeout_s
             raise errors.Overloaded(
                 f"job {name} is full: it has all its {job.spec.workers} workers. If the process of one has died, its "
@@ -234,6 +238,11 @@ class WorkerRequests:
         self._members.mark_enrolled(member)
         self._scheduler.assign(member, job, now)
         self._schedule(now)
+
+    def _free_place(self, job: JobMachine, now: float) -> None:
+        """Declares an absent session of a full job lost, because another session wants its place."""
+        lost = (self._members.lose_absent(worker, now) for worker in sorted(job.workers))
+        self._declare_lost(next(filter(None, lost), []), now)
 
 
 def _check_steps(job: JobMachine, worker: str, steps: Iterable[int], now: float) -> None:

@@ -34,16 +34,9 @@ from shoal_coordinator.messages.effects import (
     TakeCut,
 )
 from shoal_coordinator.messages.event_codec import event_message, progress_message, state_code
-from shoal_coordinator.messages.events import (
-    CheckpointCommitted,
-    CheckpointPublished,
-    CheckpointsScanned,
-    CutHeld,
-    CutTaken,
-    JobDescribed,
-    WorkerReported,
-)
+from shoal_coordinator.messages.events import CutHeld, JobDescribed, WorkerReported
 from shoal_coordinator.messages.job_snapshot import JobSnapshot
+from shoal_coordinator.messages.outcomes import CheckpointCommitted, CheckpointPublished, CheckpointsScanned, CutTaken
 from shoal_coordinator.messages.record_keys import JobRecordKind
 from shoal_coordinator.messages.refs import JobRef, ServerRef, servers_of
 from shoal_coordinator.messages.registration import Registration

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from shoal_coordinator.messages.events import EffectOutcome
+from shoal_coordinator.messages.outcomes import EffectOutcome
 from shoal_coordinator.messages.refs import JobRef, ServerRef
 
 

@@ -13,7 +13,7 @@ from shoal.job import Job
 from shoal.optim import PlateauState, Schedule
 from shoal.status import Evaluation
 from shoal_coordinator.messages.copies import AddBackup, DropBackup, DropCopy, ProbeServer, Promote, SplitGroup
-from shoal_coordinator.messages.events import CutTaken
+from shoal_coordinator.messages.outcomes import CutTaken
 from shoal_coordinator.messages.refs import JobRef, ServerRef
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import prometheus_client
 import pytest
 
@@ -16,6 +17,7 @@ from shoal import _rpc, errors
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import Manifest
+from shoal._rpc.coordinator import CoordinatorClient
 from shoal._rpc.membership import MembershipClient
 from shoal._security import Authorizer, Credentials
 from shoal._wire import Placement
@@ -597,6 +599,35 @@ def test_a_session_without_a_seat(rig: Rig) -> None:
     with pytest.raises(errors.Overloaded, match=r"job s is full.* becomes free [\d.]+ s later\.") as raised:
         rig.job("Join", job="s", worker="y")
     assert float(raised.value.details["free_after_s"]) > 0
+
+
+def test_a_session_whose_connection_has_ended_gives_its_place_to_another_one(rig: Rig) -> None:
+    rig.submit(Job(name="s"))
+    client = CoordinatorClient(rig.process.address)
+    life = client.register(members.RegisterRequest(role=members.SESSION, member="x", process="p")).incarnation
+    rig.lives["x"] = life  # it sends heartbeats on another connection
+    rig.describe("s", "x")
+    attend = members.AttendRequest(member="x", incarnation=life)
+    first, again = (it.open_call(it.members.Attend, attend) for it in (client, rig.client))
+    rig.register(members.SESSION, "y")
+    client.close()
+    assert first.code() is grpc.StatusCode.CANCELLED
+    with pytest.raises(errors.Overloaded):  # it attends by another call
+        rig.describe("s", "y")
+    again.cancel()
+    wait_until(lambda: is_admitted(rig, "s", "y"), what="the place")
+    with pytest.raises(errors.Fenced):
+        rig.beat("x")
+    with pytest.raises(errors.Fenced):
+        rig.client.call(rig.client.members.Attend, attend)
+
+
+def is_admitted(rig: Rig, job: str, worker: str) -> bool:
+    try:
+        rig.describe(job, worker)
+    except errors.Overloaded:
+        return False
+    return True
 
 
 def test_a_worker_without_a_part(group: Rig) -> None:

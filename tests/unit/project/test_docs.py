@@ -20,7 +20,7 @@ from lint.long_lines import LONGEST, long_lines
 
 import shoal
 from shoal._display import records
-from shoal_coordinator.cluster.membership import DEAD_KEPT_S, MAX_DEAD
+from shoal_coordinator.cluster.dead_members import DEAD_KEPT_S, MAX_DEAD
 
 ROOT = Path(__file__).parents[3]
 TOOLS = ROOT / "tools" / "docs"

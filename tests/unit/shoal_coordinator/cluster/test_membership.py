@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shoal import errors
 from shoal.status import Role, ServerLoad
-from shoal_coordinator.cluster import membership
+from shoal_coordinator.cluster import dead_members, membership
 from shoal_coordinator.cluster.expiry_breaker import HOLD_TIMEOUTS
 from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import Membership
@@ -60,6 +60,41 @@ def test_a_killed_process_comes_back_under_its_id_when_the_lease_is_over() -> No
     with pytest.raises(errors.Fenced, match="register again"):
         members.heartbeat("w0", first, 0, 0, HEARTBEAT_TIMEOUT_S + 0.2)
     members.heartbeat("w0", second, 0, 0, HEARTBEAT_TIMEOUT_S + 0.2)
+
+
+class TestAnAbsentSession:
+    @staticmethod
+    def session(process: str, holder: str = "ann") -> Registration:
+        return Registration(Role.SESSION, "x", process, holder=holder)
+
+    @pytest.fixture
+    def members(self) -> Membership:
+        members = Membership(HEARTBEAT_TIMEOUT_S)
+        life = members.register(self.session("p0"), 0.0).incarnation
+        members.note_attendance("x", life, absent=True)
+        return members
+
+    def test_gives_its_id_to_another_process_of_its_holder_at_once(self, members: Membership) -> None:
+        [lost] = members.lose_absent("x", 1.0, self.session("p1"))
+        assert not lost.alive
+        members.register(self.session("p1"), 1.0)
+        with pytest.raises(errors.Fenced):
+            members.note_attendance("x", lost.incarnation, absent=False)
+        members.validate()
+
+    def test_stays_a_member_until_a_process_wants_its_id(self, members: Membership) -> None:
+        members.heartbeat("x", 1, 0, 0, 2.0)
+        assert members.expire(2.0 + HEARTBEAT_TIMEOUT_S) == []
+
+    @pytest.mark.parametrize("by", [("p0", "ann"), ("p1", "bob"), ("p0", "bob")])
+    def test_keeps_its_id_if_itself_or_another_holder_registers(self, members: Membership, by: tuple[str, str]) -> None:
+        assert members.lose_absent("x", 1.0, self.session(*by)) == []
+
+    def test_keeps_its_id_once_it_has_returned(self, members: Membership) -> None:
+        members.note_attendance("x", 1, absent=False)
+        assert members.lose_absent("x", 1.0, self.session("p1")) == members.lose_absent("y", 1.0) == []
+        with pytest.raises(errors.DuplicateMember):
+            members.register(self.session("p1"), 1.0)
 
 
 def test_the_dead_stay_dead() -> None:
@@ -141,18 +176,18 @@ def test_a_beat_renews_the_lease_and_brings_the_load() -> None:
 
 def test_the_dead_are_remembered_for_a_while_and_not_too_many() -> None:
     members = Membership(HEARTBEAT_TIMEOUT_S)
-    for number in range(membership.MAX_DEAD + 10):
+    for number in range(dead_members.MAX_DEAD + 10):
         members.register(worker(f"w{number}"), float(number) / 1000)
     assert members.expire(100.0 - HOLD_TIMEOUTS * HEARTBEAT_TIMEOUT_S) == []  # so many at once
     members.expire(100.0)
-    assert len(list(members)) == membership.MAX_DEAD
-    members.expire(100.0 + membership.DEAD_KEPT_S)
+    assert len(list(members)) == dead_members.MAX_DEAD
+    members.expire(100.0 + dead_members.DEAD_KEPT_S)
     assert list(members) == []
 
 
 def test_a_member_that_came_back_is_not_forgotten_with_the_dead() -> None:
     members = Membership(HEARTBEAT_TIMEOUT_S)
-    for number in range(membership.MAX_DEAD):
+    for number in range(dead_members.MAX_DEAD):
         name = f"w{number}"
         members.leave(name, members.register(worker(name), float(number)).incarnation, float(number))
     members.register(worker("w0", "p1"), 300.0)
@@ -160,7 +195,7 @@ def test_a_member_that_came_back_is_not_forgotten_with_the_dead() -> None:
         members.leave(name, members.register(worker(name), 300.0).incarnation, 300.0)
     members.validate()
     assert members.is_alive("w0")
-    assert len(members) == 1 + membership.MAX_DEAD
+    assert len(members) == 1 + dead_members.MAX_DEAD
     assert members.find("w1") is None, "the first that died"
 
 
