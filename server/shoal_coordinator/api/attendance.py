@@ -29,7 +29,7 @@ class AttendHandler:
         self._lock = threading.Lock()  # guards what follows
         # The open calls of each incarnation: a session that has lost its connection calls again before this end knows.
         self._open: Counter[tuple[str, int]] = Counter()
-        self._answers: dict[object, Callable[[], None]] = {}  # by call; each lets it be answered
+        self._replies: dict[object, Callable[[], None]] = {}  # by call; each lets it be answered
         self._stopped = False
         self.handler = _rpc.Deferred(self.Attend, self.hold)
 
@@ -38,7 +38,7 @@ class AttendHandler:
         key, call = (request.member, request.incarnation), object()
         with self._lock:
             self._open[key] += 1
-            self._answers[call] = go_on
+            self._replies[call] = go_on
             stopped = self._stopped
         try:
             self._attend(request)
@@ -67,16 +67,16 @@ class AttendHandler:
         """Answers all calls."""
         with self._lock:
             self._stopped = True
-            answers = [*self._answers.values()]
+            replies = [*self._replies.values()]
             self._open.clear()
-            self._answers.clear()
-        for answer in answers:
-            answer()
+            self._replies.clear()
+        for reply in replies:
+            reply()
 
     def _end(self, key: tuple[str, int], call: object) -> bool:
         """Forgets a call. Returns whether its caller ended it, and has no other one."""
         with self._lock:
-            if self._answers.pop(call, None) is None:
+            if self._replies.pop(call, None) is None:
                 return False
             self._open[key] -= 1
             if last := not self._open[key]:
