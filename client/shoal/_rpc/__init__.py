@@ -38,6 +38,7 @@ from shoal._rpc.channels import (
 )
 from shoal._rpc.coordinator import CALL_TIMEOUT_S, CoordinatorClient
 from shoal._rpc.heartbeat_pace import HeartbeatPace
+from shoal._rpc.later_reply import LaterReply
 from shoal._rpc.membership import MembershipClient
 from shoal._rpc.outcomes import CallOutcome, OnOutcome
 from shoal._rpc.retries import RETRY_TARGETS, Retries, RetryTarget
@@ -54,6 +55,7 @@ __all__ = [
     "CoordinatorClient",
     "Deferred",
     "HeartbeatPace",
+    "LaterReply",
     "MembershipClient",
     "NonBlocking",
     "OnOutcome",

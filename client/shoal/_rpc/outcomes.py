@@ -8,6 +8,7 @@ import grpc
 
 from shoal._rpc.callers import caller
 from shoal._rpc.calls import host_in
+from shoal._rpc.later_reply import EndedWait, LaterReply
 from shoal._security import Principal
 
 
@@ -69,10 +70,13 @@ def observed(
             on_outcome(CallOutcome(call, who, host, name, None if streaming else request, reason))
 
     def handle(request: Any, context: grpc.ServicerContext) -> Any:
+        reply = None
         try:
-            return handler(request, context)
+            reply = handler(request, context)
+            return reply
         finally:
-            note(request, context, caller())
+            if not isinstance(reply, LaterReply):
+                note(request.request if isinstance(request, EndedWait) else request, context, caller())
 
     def handle_stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         try:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from shoal import errors
 from shoal._rpc.callers import set_caller
 from shoal._rpc.calls import Call, CallClass, size_of
+from shoal._rpc.later_reply import EndedWait, LaterReply
 from shoal._security import Principal
 from shoal._system.logs import Log
 
@@ -37,6 +38,8 @@ Hold = Callable[[Any, Callable[[], None]], Callable[[], None] | None]
 def is_supported() -> bool:
     """Returns whether this version of grpcio has the private names that this module uses."""
     if not all(hasattr(_grpc, name) for name in _NAMES) or not hasattr(_cygrpc, "ReceiveMessageOperation"):
+        return False
+    if not hasattr(_grpc, "_RPCState") or not hasattr(_grpc._RPCState(), "rpc_errors"):
         return False
     responders = (getattr(_grpc, f"_{kind}_response_in_pool", None) for kind in ("unary", "stream"))
     return all(responder and list(inspect.signature(responder).parameters) == _ARGUMENTS for responder in responders)
@@ -89,10 +92,34 @@ class _Submitted:
     deserializer: Any
     serializer: Any
 
-    def respond_to(self, argument: Callable[[], Any]) -> None:
-        """Runs the method with another argument, and answers the call."""
-        codecs = self.deserializer, self.serializer
-        self.run(self.respond, self.event, self.state, self.behavior, argument, *codecs)
+    def respond_to(self, argument: Callable[[], Any]) -> tuple[Any, LaterReply] | None:
+        """Runs the method with another argument, and answers the call, unless its only reply has to wait.
+
+        Returns:
+            If the reply has to wait, the argument and the reply.
+        """
+        codecs, later = (self.deserializer, self.serializer), None
+        if self.respond is not _grpc._unary_response_in_pool:
+            self.run(self.respond, self.event, self.state, self.behavior, argument, *codecs)
+            return None
+
+        def behavior(request: Any, context: Any) -> Any:
+            nonlocal later
+            reply = self.behavior(request, context)
+            if isinstance(reply, LaterReply):
+                later = request, reply
+                # As when the caller is gone: grpcio sends nothing, and the call stays open.
+                error = _NotYet()
+                self.state.rpc_errors.append(error)
+                raise error
+            return reply
+
+        self.run(self.respond, self.event, self.state, behavior, argument, *codecs)
+        return later
+
+
+class _NotYet(Exception):
+    """Ends the run of a method whose reply has to wait."""
 
 
 class CallCounter(Protocol):
@@ -209,12 +236,7 @@ class ReceivingPool(ThreadPoolExecutor):
 
     def _wait(self, call: Call, hold: Hold, request: Any, run: Callable[[], None]) -> None:
         """Lets a call wait. It holds no thread while it waits, but counts as a call."""
-        runs = [run]
-
-        def go_on() -> None:
-            with suppress(IndexError):  # a second time does nothing
-                self._submit(call, partial(self._run_if_active, call, runs.pop()))
-
+        go_on = self._once(call, run)
         try:
             # In a copy, because the handler may begin on another thread before `hold` returns.
             gone = call.state.context.copy().run(hold, request, go_on)
@@ -225,7 +247,21 @@ class ReceivingPool(ThreadPoolExecutor):
 
         if gone is None:
             run()
-            return
+        else:
+            self._when_gone(call, gone)
+
+    def _once(self, call: Call, run: Callable[[], None]) -> Callable[[], None]:
+        """Returns a function that lets a call go on, the first time that it is called."""
+        runs = [run]
+
+        def go_on() -> None:
+            with suppress(IndexError):  # a second time does nothing
+                self._submit(call, partial(self._run_if_active, call, runs.pop()))
+
+        return go_on
+
+    def _when_gone(self, call: Call, gone: Callable[[], None]) -> None:
+        """Calls a function on a thread of the pool when the caller is gone, or now if the caller is gone already."""
 
         def call_gone() -> None:  # on grpcio's event thread, which must not wait for a lock
             with suppress(RuntimeError):  # the pool is shut down
@@ -247,10 +283,25 @@ class ReceivingPool(ThreadPoolExecutor):
 
     def _run(self, call: Call, submitted: _Submitted, argument: Callable[[], Any]) -> None:
         self._reception.began(call)
+        later: tuple[Any, LaterReply] | None = None
         try:
-            submitted.respond_to(argument)
+            later = submitted.respond_to(argument)
         finally:
-            self._end(call)
+            if later is None:
+                self._end(call)
+        if later is not None:
+            self._await(call, submitted, *later)
+
+    def _await(self, call: Call, submitted: _Submitted, request: Any, reply: LaterReply) -> None:
+        """Lets a call wait for its reply, without a thread."""
+        go_on = self._once(call, partial(self._run, call, submitted, lambda: EndedWait(request, reply)))
+
+        def gone() -> None:
+            reply.withdraw()
+            go_on()
+
+        self._when_gone(call, gone)
+        reply.on_end(go_on)
 
     def _end(self, call: Call) -> None:
         self._reception.ended(call)

@@ -15,8 +15,9 @@ from shoal._rpc import channels, requests
 from shoal._rpc.call_limits import CallLimits
 from shoal._rpc.calls import CallClass
 from shoal._rpc.health_service import HEALTH, Health
+from shoal._rpc.later_reply import EndedWait, awaited
 from shoal._rpc.outcomes import OnOutcome, observed
-from shoal._rpc.receiving_pool import Hold
+from shoal._rpc.receiving_pool import SUPPORTED, Hold
 from shoal._rpc.reception import Reception
 from shoal._rpc.tls_channel import server_credentials
 from shoal._security import AUDITED, NO_CREDENTIALS, OPEN_CALLS, Audited, Authorizer, Credentials
@@ -62,14 +63,14 @@ _LISTEN = "--listen"
 
 
 def servicer(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a unary or client-streaming handler, so that a `ShoalError` becomes the status of the call."""
+    """Wraps a handler with one reply, perhaps a `LaterReply`, so that a `ShoalError` becomes the status of the call."""
 
     @functools.wraps(method)
     def handler(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
         failure: errors.ShoalError
         try:
             with _tracing.server_rpc_span(method.__name__, context):
-                return method(self, request, context)
+                return request.reply.finish() if isinstance(request, EndedWait) else method(self, request, context)
         except errors.ShoalError as error:
             failure = error
         except grpc.RpcError:  # from the request stream: the caller is gone
@@ -357,6 +358,8 @@ class _Registrar:
             threads = getattr(behavior, "experimental_thread_pool", None) or self._pools.ordinary
         hold = requests.holding(getattr(behavior, "hold", None))
         pool = self._reception.pool(call, threads, streaming=handler.request_streaming, kind=kind, hold=hold)
+        if not (SUPPORTED or handler.response_streaming):
+            behavior = awaited(behavior)
         if getattr(behavior, "replies_encoded", False):
             handler = handler._replace(response_serializer=None)
         if handler.request_deserializer:
