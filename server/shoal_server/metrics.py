@@ -140,9 +140,17 @@ class _TransportMetrics:
 
 @dataclass(slots=True)
 class PushTiming:
-    """Seconds that a push waited for a permit."""
+    """The time of one push or commit.
 
+    Attributes:
+        began_at: when it began, by the clock of `time.perf_counter`.
+        waited_s: seconds that it waited for a permit.
+        goes_on: whether it has not ended, because its answer waits for the backup.
+    """
+
+    began_at: float
     waited_s: float = 0.0
+    goes_on: bool = False
 
 
 class ServerMetrics:
@@ -187,17 +195,25 @@ class ServerMetrics:
         self._pulls.wait_seconds.observe(waited_s)
 
     @contextmanager
-    def pushing(self, call: Literal["push", "commit"]) -> Iterator["PushTiming"]:
-        """Records the block's time without its wait for a permit, or the error code that it raises."""
-        start, timing = time.perf_counter(), PushTiming()
+    def pushing(self, call: Literal["push", "commit"], earlier: PushTiming | None = None) -> Iterator[PushTiming]:
+        """Records the block's time without its wait for a permit, or the error code that it raises.
+
+        Args:
+            call: the kind of call.
+            earlier: the timing of an earlier block whose call goes on in this one.
+        """
+        timing = earlier or PushTiming(time.perf_counter())
+        timing.goes_on = False
         try:
             yield timing
         except errors.ShoalError as error:
             self._pushes.rejected.labels(error.code.lower()).inc()
             raise
+        if timing.goes_on:
+            return
         if timing.waited_s:
             self.push_waited(timing.waited_s)
-        self._pushes.seconds[call].observe(time.perf_counter() - start - timing.waited_s)
+        self._pushes.seconds[call].observe(time.perf_counter() - timing.began_at - timing.waited_s)
 
     def push_waited(self, seconds: float) -> None:
         """Counts a push that waited for a permit, and the seconds that it waited."""

@@ -37,7 +37,7 @@ from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal.v1 import header_pb2, tensor_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
-from shoal_server.serving import lane_endpoint
+from shoal_server.serving import chunk_frames, lane_endpoint
 from shoal_server.serving.pulls import PendingPull
 from support.clusters.shard_servers import RawLane, ShardServers
 from support.waiting import wait_until
@@ -101,7 +101,7 @@ def check_step(servers: Watched) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shortens the servers' time limits for HELLO and for a client that stalls."""
     monkeypatch.setattr(listener, "HELLO_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(lane_endpoint, "STALL_S", 0.2)
+    monkeypatch.setattr(chunk_frames, "STALL_S", 0.2)
     monkeypatch.setattr(listener, "Lane", lambda *given, **options: Lane(*given, **{**options, "stall_s": 0.2}))
 
 
@@ -1259,7 +1259,7 @@ class TestStalls:
     def test_a_push_in_single_bytes_has_one_deadline_in_all(
         self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(lane_endpoint, "transfer_s", lambda _: 0.3)
+        monkeypatch.setattr(chunk_frames, "transfer_s", lambda _: 0.3)
         servers.admit("a")
         first, second = push_messages()
         with connected(servers) as connection:

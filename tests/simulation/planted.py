@@ -47,8 +47,11 @@ class WithoutGeneration(ServerNode):
 class EagerLog(InputLog):
     """A log that lets answers leave before the backup has the inputs."""
 
-    def when_copied(self, number: int, give: Callable[[], object], refuse: Callable[[], object]) -> None:
+    def when_copied(
+        self, number: int, give: Callable[[], object], refuse: Callable[[], object]
+    ) -> Callable[[], object]:
         give()
+        return bool
 
 
 class WithoutConfirmation(ServerNode):

@@ -21,6 +21,7 @@ from shoal_server.serving import (
     Endpoint,
     EndpointConfig,
     EndpointFactory,
+    PushReply,
     PushSource,
     from_chunks,
     from_region,
@@ -201,7 +202,9 @@ class MemoryEndpoint(Endpoint):
         return b""
 
     def _push(self, line: Line, message: bytes, region: np.ndarray | None) -> bytes:
-        return self._receive(line, message, region, lambda *parts: self._service.push(lambda: parts, end=lambda: None))
+        return self._receive(
+            line, message, region, lambda *parts: _awaited(self._service.push(lambda: parts, end=lambda: None))
+        )
 
     def _assign(self, line: Line, message: bytes, region: np.ndarray | None) -> bytes:
         return self._receive(line, message, region, self._service.assign)
@@ -228,7 +231,17 @@ class MemoryEndpoint(Endpoint):
                 pass
 
     def _commit(self, line: Line, message: bytes, _region: object) -> bytes:
-        return self._service.commit(pb.CommitRequest.FromString(message))
+        return _awaited(self._service.commit(pb.CommitRequest.FromString(message)))
+
+
+def _awaited(reply: PushReply) -> bytes:
+    """Waits until the backup has what a reply depends on."""
+    while not isinstance(reply, bytes):
+        ended = threading.Event()
+        reply.on_end(ended.set)
+        ended.wait()
+        reply = reply.finish()
+    return reply
 
 
 def _messages(line: Line) -> Iterator[bytes]:

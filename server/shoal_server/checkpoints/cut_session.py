@@ -1,6 +1,6 @@
 """Checkpoint session of a server: hold commits, save the shards, collect the files, and restore."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 
 from shoal import errors
@@ -14,33 +14,34 @@ from shoal_server.shards import MAX_PAUSE_S, Cut, JobShardConfig, LockGroup, Sha
 _MAX_WITHIN_S = 10.0
 
 
-def hold(store: ShardStore, writer: CheckpointWriter, request: pb.HoldCommitsRequest) -> pb.HoldCommitsReply:
+def check_storage(writer: CheckpointWriter) -> None:
+    """Raises StorageFailed if this server has no checkpoint storage: `save` would fail while training waits."""
+    writer.storage  # noqa: B018 - raises it
+
+
+def hold(groups: Iterable[LockGroup], cut: int) -> dict[str, WorkerProgress]:
     """Holds back a job's commits: the first half of a cut.
 
     Args:
-        store: the shards.
-        writer: the checkpoint writer; it must have a storage.
-        request: names the job and the cut.
+        groups: the lock groups of the job here.
+        cut: number of the cut.
 
     Returns:
-        The progress of each worker on the shards here.
+        The progress of each worker on the shards here. It may be told when the backups have what it depends on.
 
     Raises:
-        StorageFailed: this server has no checkpoint storage.
-        StaleGeneration, UnknownJob: this server does not host the job at that generation.
         Overloaded: running commits did not end in time.
     """
-    writer.storage  # noqa: B018 - fails early if there is no storage: `save` would fail while training waits
+    progress: dict[str, WorkerProgress] = {}
+    for group in groups:
+        group.commit_gate.hold(cut)
+        for worker, it in group.progress().items():
+            progress[worker] = progress[worker].joined(it) if worker in progress else it
+    return progress
 
-    def hold_all(groups: Iterable[LockGroup]) -> dict[str, WorkerProgress]:
-        progress: dict[str, WorkerProgress] = {}
-        for group in groups:
-            group.commit_gate.hold(request.cut)
-            for worker, it in group.progress().items():
-                progress[worker] = progress[worker].joined(it) if worker in progress else it
-        return progress
 
-    progress = store.hosted.on_groups(request.job, hold_all, request.generation)
+def progress_reply(progress: Mapping[str, WorkerProgress]) -> pb.HoldCommitsReply:
+    """Returns the reply that tells the progress of workers."""
     return pb.HoldCommitsReply(
         workers=[
             pb.WorkerProgress(worker=worker, incarnation=it.incarnation, committed=it.committed, finished=it.finished)
@@ -68,7 +69,7 @@ def save(store: ShardStore, writer: CheckpointWriter, request: pb.SaveRequest) -
         StaleGeneration, UnknownJob: this server does not host the job at that generation.
         Cancelled: the cut no longer holds the commits.
     """
-    writer.storage  # noqa: B018 - raises if there is no storage
+    check_storage(writer)
     if not 0 <= request.hold_s <= MAX_PAUSE_S:
         raise errors.BadRequest(f"hold_s is {request.hold_s:g}; it must be from 0 to {MAX_PAUSE_S:g} s")
     groups = store.hosted.groups_of(request.job, request.generation)
@@ -184,4 +185,4 @@ def _cursors(cursors: Iterable[tuple[str, Cursor]]) -> list[pb.WorkerCursor]:
     return [pb.WorkerCursor(worker=worker, cursor=cursor.to_proto()) for worker, cursor in cursors]
 
 
-__all__ = ["collect", "hold", "restore", "resume_commits", "save"]
+__all__ = ["check_storage", "collect", "hold", "progress_reply", "restore", "resume_commits", "save"]

@@ -12,7 +12,7 @@ from shoal_server.serving.pending_push import PendingPush, stamp_of
 from shoal_server.serving.pulls import PendingPull, replies
 from shoal_server.serving.pushes import PushSource, from_chunks, from_region
 from shoal_server.serving.registry import EndpointGroup, register, unregister
-from shoal_server.serving.service import DataService, required
+from shoal_server.serving.service import DataService, PushReply, required
 from shoal_server.serving.servicer import SERVICE, ParameterServerServicer, add_to_server
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "ParameterServerServicer",
     "PendingPull",
     "PendingPush",
+    "PushReply",
     "PushSource",
     "add_to_server",
     "from_chunks",

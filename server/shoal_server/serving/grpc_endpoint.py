@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import structlog
@@ -21,13 +21,15 @@ from shoal_server.serving import pushes
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
 from shoal_server.serving.pending_push import PendingPush, stamp_of
 from shoal_server.serving.pulls import replies
-from shoal_server.serving.service import DataService, required
+from shoal_server.serving.service import DataService, PushReply, required
+from shoal_server.serving.unconfirmed import UnconfirmedReply
 from shoal_server.shards import Stamp, ValueReader
 from shoal_server.stall_detector import StallDetector
 
 _log = structlog.get_logger(__name__)
 
 Send = Callable[[bytes | None], None]
+_PushReply: TypeAlias = pb.PushReply | UnconfirmedReply[pb.PushReply]
 
 
 class GrpcEndpoint(Endpoint):
@@ -61,6 +63,7 @@ class GrpcEndpoint(Endpoint):
         for opened in [*self._opened.values()]:
             if opened.since + self._config.stall_s <= now:
                 opened.push.refuse(_repeat())
+        self._service.unconfirmed.end_late()
         if ended := self._stall_detector.end():
             _log.warning("ended calls whose callers stalled", calls=ended)
 
@@ -95,7 +98,7 @@ class GrpcEndpoint(Endpoint):
         return gone
 
     @_rpc.servicer
-    def _push(self, request: Iterator[bytes], context: grpc.ServicerContext) -> pb.PushReply:
+    def _push(self, request: Iterator[bytes], context: grpc.ServicerContext) -> _PushReply:
         stream = self._watched(request, context)
         message = next(stream, b"")
         if opened := self._opened.pop(id(message), None):
@@ -110,11 +113,11 @@ class GrpcEndpoint(Endpoint):
         push.refuse(_repeat())
 
     @_rpc.servicer
-    def _commit(self, request: pb.CommitRequest, _context: grpc.ServicerContext) -> pb.PushReply:
+    def _commit(self, request: pb.CommitRequest, _context: grpc.ServicerContext) -> _PushReply:
         return _reply(self._service.commit(request))
 
     @_rpc.servicer
-    def _assign(self, request: Iterator[bytes], context: grpc.ServicerContext) -> pb.PushReply:
+    def _assign(self, request: Iterator[bytes], context: grpc.ServicerContext) -> _PushReply:
         return _reply(self._service.assign(*self._messages(self._watched(request, context))))
 
     def _messages(self, stream: Iterator[bytes]) -> tuple[pb.PushHeader, pushes.PushSource]:
@@ -173,8 +176,10 @@ class _OpenedPush:
     since: float
 
 
-def _reply(encoded: bytes) -> pb.PushReply:
-    return pb.PushReply.FromString(encoded)
+def _reply(encoded: PushReply) -> _PushReply:
+    if isinstance(encoded, bytes):
+        return pb.PushReply.FromString(encoded)
+    return encoded.then(pb.PushReply.FromString)
 
 
 def _repeat() -> errors.DeadlineExceeded:
@@ -253,7 +258,7 @@ class PullCall:
         try:
             while self._has_work():
                 step = self._pull.take()
-                if step is None:
+                if step is None or not self._pull.ready(headers_only=self._headers_only):
                     continue
                 with replies(self._pull, step, headers_only=self._headers_only) as messages:
                     for pieces, nbytes in messages:
@@ -270,6 +275,9 @@ class PullCall:
         except Exception as error:
             _log.exception("pull failed")
             self._refuse(errors.InternalError(f"Pull failed: {type(error).__name__}: {error}"))
+        finally:
+            if self._over:  # perhaps while this thread read the values, so that `_end` has not ended the pull
+                self._pull.drop()
 
     def _has_work(self) -> bool:
         """Returns whether there is news since the last call; if not, this thread must return to its pool."""

@@ -23,7 +23,6 @@ from shoal._security import REFUSALS, check_permitted
 from shoal._system import host_id
 from shoal._transport import (
     PARAMETER_SERVER,
-    STALL_S,
     Connection,
     Frame,
     Listener,
@@ -31,19 +30,20 @@ from shoal._transport import (
     Segment,
     SegmentUnavailable,
     TicketSecurity,
-    read_frame,
     secured,
     send_error,
 )
-from shoal._wire import Assembler, Buffer, decode_push, encode_values
+from shoal._wire import Buffer, decode_push, encode_values
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.optimizers import conversions
 from shoal_server.serving import pushes
+from shoal_server.serving.chunk_frames import ChunkFrames
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
 from shoal_server.serving.pending_push import PendingPush, stamp_of
 from shoal_server.serving.pulls import PendingPull, replies
-from shoal_server.serving.service import DataService, required
+from shoal_server.serving.service import DataService, PushReply, required
+from shoal_server.serving.unconfirmed import UnconfirmedReply
 from shoal_server.shards import ValueReader
 
 M = TypeVar("M", bound=Message)
@@ -242,7 +242,7 @@ class LaneHandler:
             )
         try:
             pull.start(stamp_of(request.stamp), request.ahead)
-            while (step := pull.take()) is None:
+            while (step := pull.take()) is None or not pull.ready(headers_only=request.headers_only):
                 waited_s += self._wait()
             if region is None:
                 self._send_values(pull, step, headers_only=request.headers_only)
@@ -290,7 +290,7 @@ class LaneHandler:
         self._lane.send(Frame.VALUES, encode_values(headers, []), end=True)
 
     def _push(self, payload: memoryview) -> None:
-        stream = _ChunkFrames(self._lane)
+        stream = ChunkFrames(self._lane)
 
         def read() -> tuple[pb.PushHeader, pushes.PushSource]:
             first, chunks = decode_push(payload)
@@ -310,15 +310,19 @@ class LaneHandler:
         """Waits without reading the gradient, which stays in the client's memory."""
         self._lane.send(Frame.WAIT)
         push.on_answer(self._wake)
+        self._await_end(push)
+        self._lane.send(Frame.GO if push.goes_on else Frame.END)
+
+    def _await_end(self, waiting: PendingPush | UnconfirmedReply[bytes]) -> None:
+        """Waits until a push or a reply does not wait any more, or the client disconnects."""
         ends = select.poll()  # not for data, which may have been sent before the client knew that it has to wait
         ends.register(self._lane, select.POLLRDHUP)
         ends.register(self._awake, select.POLLIN)
-        while push.waits:
+        while waiting.waits:
             if any(descriptor != self._awake for descriptor, _ in ends.poll()):
                 self._lane.close()
                 raise errors.Unreachable(f"{self._lane.peer} disconnected while its push was waiting")
             os.eventfd_read(self._awake)
-        self._lane.send(Frame.GO if push.goes_on else Frame.END)
 
     def _commit(self, payload: memoryview) -> None:
         self._send_reply(self._service.commit(_decoded(pb.CommitRequest, payload)))
@@ -330,7 +334,14 @@ class LaneHandler:
         finally:
             self._lane.close()
 
-    def _send_reply(self, reply: bytes) -> None:
+    def _send_reply(self, reply: PushReply) -> None:
+        while not isinstance(reply, bytes):
+            reply.on_end(self._wake)
+            try:
+                self._await_end(reply)
+            finally:
+                reply.withdraw()
+            reply = reply.finish()
         self._lane.send(Frame.PUSHED, [reply])
 
     def _region(self, number: int) -> np.ndarray:
@@ -349,40 +360,6 @@ class LaneHandler:
             self._segment.close()
             self._segment, self._regions = None, 0
             raise errors.BadRequest(f"the memory that {self._lane.peer} shares is lost: {error}") from None
-
-
-class _ChunkFrames:
-    """The remaining frames of a push: chunks, then an END."""
-
-    def __init__(self, lane: Connection) -> None:
-        self._lane = lane
-        self._ended = False
-
-    def take(self, assembler: Assembler) -> Iterator[tuple[pb.PushRequest, int]]:
-        """Feeds each message's chunks to an assembler; yields the message without them, and their bytes."""
-        self._lane.limit(transfer_s(assembler.nbytes))  # in all, because single bytes are progress
-        while self._more():
-            yield read_frame(pb.PushRequest, self._lane, assembler)
-
-    def drain(self) -> None:
-        """Reads the remaining frames, so that the lane is ready for the next call."""
-        if self._lane.closed:
-            return
-        if not self._ended:
-            self._lane.limit(transfer_s(0))
-            while self._more():
-                self._lane.payload()
-        self._lane.limit(None)
-
-    def _more(self) -> bool:
-        kind = self._lane.begin(within_s=STALL_S)
-        self._ended = kind is Frame.END
-        if kind not in (Frame.PUSH, Frame.END):
-            self._lane.close()
-            raise errors.BadFrame(f"{self._lane.peer} sent {kind.name} in the middle of a push")
-        if self._ended:
-            self._lane.payload()
-        return not self._ended
 
 
 def _decoded(kind: type[M], payload: memoryview) -> M:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from shoal import _tracing, errors
 from shoal._wire import Buffer, encode_values, messages
-from shoal_server.shards import LockGroup, Reading, Selection, Stamp, ValueReader
+from shoal_server.shards import Confirmation, LockGroup, Reading, Selection, Stamp, ValueReader
 
 
 class PendingPull:
@@ -20,6 +20,7 @@ class PendingPull:
         check: raises an error if the caller may not have the values any longer.
         waiting: the pulls that wait; this one adds and removes itself.
         reader: who reads the values.
+        confirmation: returns what the values have to wait for, once they are read; None if for nothing.
 
     Attributes:
         check: as given.
@@ -34,6 +35,7 @@ class PendingPull:
         check: Callable[[], object] = bool,
         waiting: "set[PendingPull] | None" = None,
         reader: ValueReader | None = None,
+        confirmation: Callable[[], Confirmation | None] = lambda: None,
     ) -> None:
         self.group, self.shards = group, shards
         self._wake, self.check, self._reader = wake, check, reader or ValueReader()
@@ -42,6 +44,11 @@ class PendingPull:
         self._lock = threading.Lock()  # guards what follows; never held together with the group's lock
         self._step: int | None = None
         self._error: errors.ShoalError | None = None
+        # What the reply says: the version, and the values unless it has headers alone. Set by the thread that replies.
+        self._version: int | None = None
+        self._reading: Reading | None = None
+        self._confirmation = confirmation
+        self._confirmed: Confirmation | None = None
 
     def start(self, stamp: Stamp, ahead: int) -> None:
         """Asks the group, which may answer at once.
@@ -89,17 +96,65 @@ class PendingPull:
             self.check()
         return step
 
+    def ready(self, *, headers_only: bool) -> bool:
+        """Reads the values, which `take` has allowed. Returns whether they may be sent now.
+
+        They may depend on updates that came after the pull, and that the backup lacks. If so, `wake` is called when the
+        backup has them, and this method is to be called again. A pull that is not sent must be ended with `abandon`.
+
+        Args:
+            headers_only: whether to read no values.
+
+        Raises:
+            Overloaded: readers use too much memory of the server.
+            Moved: the backup has not confirmed the values in time, or the group was closed.
+        """
+        try:
+            if self._version is None:
+                self._read(headers_only=headers_only)
+            if self._confirmed:
+                if self._confirmed.waits:
+                    return False
+                self._confirmed.check()
+        except BaseException:
+            self.drop()
+            raise
+        return True
+
+    def _read(self, *, headers_only: bool) -> None:
+        if headers_only:
+            self._version = self.group.version
+        else:
+            self._reading = self.group.read(self.shards, self._reader)
+            self._version = self._reading.version
+        self._confirmed = self._confirmation()
+        if self._confirmed:
+            self._confirmed.on_end(self._wake)
+
+    def drop(self) -> None:
+        """Ends what `ready` has begun, if the values are not sent."""
+        with self._lock:
+            reading, self._reading = self._reading, None
+        if reading:
+            reading.end()
+        if self._confirmed:
+            self._confirmed.withdraw()
+
     @property
     def waits(self) -> bool:
-        """Whether the group has not answered yet."""
+        """Whether the group has not answered yet, or the values wait for the backup."""
         with self._lock:
-            return self._step is None
+            return self._step is None or (self._confirmed is not None and self._confirmed.waits)
 
     def abandon(self) -> None:
         """Withdraws the ticket: the answer is no longer needed."""
         self._all.discard(self)
         self._waiting.end()
-        self.group.abandon(self)
+        with self._lock:
+            asks = self._step is None
+        if asks:
+            self.group.abandon(self)
+        self.drop()
 
     def end_if_refused(self) -> None:
         """Ends the wait if the caller may not have the values any longer."""
@@ -110,12 +165,34 @@ class PendingPull:
             self.refuse(error)
 
     def read(self) -> Reading:
-        """Returns the values. They do not change until the `with` block of the result ends.
+        """Returns the values, which are `ready`. They do not change until the `with` block of the result ends.
 
         Raises:
-            Overloaded: readers use too much memory of the server.
+            Cancelled: the pull was abandoned.
+            ShoalError: as for `ready`.
         """
-        return self.group.read(self.shards, self._reader)
+        self._await_ready(headers_only=False)
+        with self._lock:
+            reading, self._reading = self._reading, None
+        if reading is None:
+            raise errors.Cancelled("the caller does not wait for the values any more")
+        return reading
+
+    def version(self) -> int:
+        """Returns the version for a reply with headers alone. It is `ready`."""
+        self._await_ready(headers_only=True)
+        assert self._version is not None
+        return self._version
+
+    def _await_ready(self, *, headers_only: bool) -> None:
+        """Waits in this thread, for a transport that has not called `ready`. Others do not wait here."""
+        if self.ready(headers_only=headers_only):
+            return
+        assert self._confirmed
+        ended = threading.Event()
+        self._confirmed.on_end(ended.set)
+        ended.wait()
+        self.ready(headers_only=headers_only)
 
 
 @contextmanager
@@ -131,10 +208,11 @@ def replies(pull: PendingPull, step: int, *, headers_only: bool) -> Iterator[Ite
 
     Raises:
         Overloaded: readers use too much memory of the server. From the messages: and this reader is slow.
+        Moved: the backup has not confirmed the values in time, or the group was closed.
         Unauthenticated: from the messages, if the caller's token has expired or was revoked meanwhile.
     """
     if headers_only:
-        yield iter([(encode_values(pull.shards.headers.of_values(pull.group.version, step), []), 0)])
+        yield iter([(encode_values(pull.shards.headers.of_values(pull.version(), step), []), 0)])
         return
     with pull.read() as reading:
         yield _messages(pull.shards.headers.of_values(reading.version, step), reading, pull.check)

@@ -11,7 +11,7 @@ from shoal._wire import Aggregation, Assembler, Chunk, Cursor, Slab, SlabArrays,
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.optimizers import conversions, kernels
 from shoal_server.serving.pending_push import PendingPush, stamp_of
-from shoal_server.shards import AnswerPush, Payload, Selection, ShardStore
+from shoal_server.shards import AnswerPush, LockGroup, Payload, Selection, ShardStore
 
 _OUTCOMES = {
     "staged": pb.STAGED,
@@ -33,7 +33,7 @@ def receive(push: PendingPush, source: PushSource, check: Callable[[], object]) 
         check: raises an error if the caller may not push any longer. It is called when the payload has arrived.
 
     Returns:
-        The shards in the header's order, and their answer.
+        The shards in the header's order, and their answer. It may have to wait for the backup.
 
     Raises:
         BadChunk: the chunks do not fill the slabs exactly.
@@ -56,7 +56,7 @@ def receive(push: PendingPush, source: PushSource, check: Callable[[], object]) 
         check()
         squares = header.squares if header.HasField("squares") else None
         version = min(header.versions)
-        answer = group.stage(push.stamp, header.weight, version, payload, cursor, squares, tells=not header.commit)
+        answer = group.stage(push.stamp, header.weight, version, payload, cursor, squares)
     except BaseException:
         push.withdraw()
         raise
@@ -66,11 +66,11 @@ def receive(push: PendingPush, source: PushSource, check: Callable[[], object]) 
     return push.shards, answer
 
 
-def commit(store: ShardStore, request: pb.CommitRequest) -> tuple[Selection, AnswerPush]:
+def commit(store: ShardStore, request: pb.CommitRequest) -> tuple[LockGroup, Selection, AnswerPush]:
     """Commits a staged push.
 
     Returns:
-        The shards in the request's order, and their answer.
+        The group, the shards in the request's order, and their answer. It may have to wait for the backup.
 
     Raises:
         NotStaged: the shards do not hold it.
@@ -80,7 +80,7 @@ def commit(store: ShardStore, request: pb.CommitRequest) -> tuple[Selection, Ans
     shards = group.select(request.shards)
     shards.check_whole("commit", group.term)
     with _tracing.server_span("Commit", request.stamp), group.commit_gate.passing():
-        return shards, group.commit(stamp_of(request.stamp))
+        return group, shards, group.commit(stamp_of(request.stamp))
 
 
 def reply_of(shards: Selection, answer: AnswerPush) -> bytes:

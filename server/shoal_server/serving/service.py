@@ -1,7 +1,8 @@
 """Data service: the data-plane calls on one server's shards, independent of the transport."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Literal, TypeAlias
 
 from shoal import _rpc, _tracing, errors
 from shoal._memory.buffers import BufferPool
@@ -9,16 +10,19 @@ from shoal._security import Authorizer, open_authorizer
 from shoal._wire import Aggregation, SlabArrays
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_server.metrics import ServerMetrics
+from shoal_server.metrics import PushTiming, ServerMetrics
 from shoal_server.replication import Backups
 from shoal_server.serving import pushes
 from shoal_server.serving.pending_push import PendingPush
 from shoal_server.serving.pulls import PendingPull
 from shoal_server.serving.transfers import Transfers
-from shoal_server.shards import AnswerPush, Selection, ShardStore, ValueReader
+from shoal_server.serving.unconfirmed import Unconfirmed, UnconfirmedReply
+from shoal_server.shards import AnswerPush, Confirmation, LockGroup, Selection, ShardStore, ValueReader
 
 # Called with a number of bytes.
 Counted = Callable[[int], object]
+# An encoded `PushReply`, or one that waits for the backup.
+PushReply: TypeAlias = bytes | UnconfirmedReply[bytes]
 
 
 class DataService:
@@ -34,6 +38,7 @@ class DataService:
 
     Attributes:
         store, metrics, backups: as given.
+        unconfirmed: the answers that wait for a backup.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class DataService:
         self._authorizer.on_revoked(self.end_refused)
         self._waiting: set[PendingPull] = set()
         self._transfers = Transfers()
+        self.unconfirmed = Unconfirmed()
 
     def pull(
         self,
@@ -75,7 +81,8 @@ class DataService:
         check = partial(self._authorizer.check_valid, caller) if caller else bool
         if reader and caller:
             reader.caller = caller.token
-        return PendingPull(group, group.select(request.shards), wake, span, check, self._waiting, reader)
+        shards, confirmation = group.select(request.shards), partial(self.unconfirmed.confirmation, group)
+        return PendingPull(group, shards, wake, span, check, self._waiting, reader, confirmation)
 
     def end_refused(self) -> None:
         """Ends waiting pulls of callers whose tokens have expired or were revoked. The server calls it periodically."""
@@ -88,8 +95,8 @@ class DataService:
         wait: Callable[[PendingPush], object] = PendingPush.wait,
         *,
         end: Callable[[], object],
-    ) -> bytes:
-        """Receives a push: stages it, and commits it if its header says so. Returns an encoded `PushReply`.
+    ) -> PushReply:
+        """Receives a push: stages it, and commits it if its header says so. Returns its reply.
 
         Args:
             read: returns the header and the source of the payload.
@@ -113,7 +120,8 @@ class DataService:
                 self._check_after_wait(push)
                 timing.waited_s = push.waited_s
                 shards, answer = self._receive(push, source, end)
-        return self._reply(shards, answer)
+                confirmation = self._confirmation(push.group, timing)
+        return self._reply("push", shards, answer, confirmation, timing)
 
     def open_push(self, header: pb.PushHeader) -> PendingPush:
         """Returns a push, which may wait for a permit. The caller then calls `finish_push`, or `withdraw` of the push.
@@ -128,7 +136,7 @@ class DataService:
         self._check_caller(header.stamp)
         return PendingPush(self.store, header)
 
-    def finish_push(self, push: PendingPush, source: pushes.PushSource, end: Callable[[], object]) -> bytes:
+    def finish_push(self, push: PendingPush, source: pushes.PushSource, end: Callable[[], object]) -> PushReply:
         """Receives a push that does not wait any longer.
 
         Args:
@@ -137,30 +145,32 @@ class DataService:
             end: ends the call, as for `push`.
 
         Returns:
-            An encoded `PushReply`.
+            The reply.
 
         Raises:
             ShoalError: see `pushes.receive`.
             Unauthenticated: the caller's token has expired or was revoked while the push waited.
         """
         self._check_after_wait(push)
-        with self.metrics.pushing("push"), _tracing.server_span("Push", push.header.stamp):
+        with self.metrics.pushing("push") as timing, _tracing.server_span("Push", push.header.stamp):
             shards, answer = self._receive(push, source, end)
+            confirmation = self._confirmation(push.group, timing)
         if push.waited_s:
             self.metrics.push_waited(push.waited_s)
-        return self._reply(shards, answer)
+        return self._reply("push", shards, answer, confirmation, timing)
 
-    def commit(self, request: pb.CommitRequest) -> bytes:
-        """Commits a staged push. Returns an encoded `PushReply`.
+    def commit(self, request: pb.CommitRequest) -> PushReply:
+        """Commits a staged push. Returns its reply.
 
         Raises:
             ShoalError: see `pushes.commit`.
             Forbidden, Unauthenticated: the caller is another one than the stamp says.
         """
         self._check_caller(request.stamp)
-        with self.metrics.pushing("commit"):
-            shards, answer = pushes.commit(self.store, request)
-        return self._reply(shards, answer)
+        with self.metrics.pushing("commit") as timing:
+            group, shards, answer = pushes.commit(self.store, request)
+            confirmation = self._confirmation(group, timing)
+        return self._reply("commit", shards, answer, confirmation, timing)
 
     def assign(self, header: pb.PushHeader, source: pushes.PushSource) -> bytes:
         """Overwrites values. Returns an encoded `PushReply`.
@@ -175,8 +185,8 @@ class DataService:
         shards = pushes.assign(self.store, header, source, check)
         return shards.headers.of_push(0, 0, pb.PUSH_OUTCOME_UNSPECIFIED, 0)
 
-    def share_norm(self, request: pb.ShareNormRequest) -> None:
-        """Receives the squares of a step from another server of the job.
+    def share_norm(self, request: pb.ShareNormRequest) -> Sequence[LockGroup]:
+        """Receives the squares of a step from another server of the job. Returns the groups that have them.
 
         Raises:
             StaleGeneration, UnknownJob: from the store.
@@ -186,8 +196,10 @@ class DataService:
         caller = _rpc.caller()
         if caller is not None:
             self._authorizer.check_participant(caller, request.job, request.server, request.incarnation, reading=False)
-        for group in self.store.hosted.groups_of(request.job, request.generation):
+        groups = self.store.hosted.groups_of(request.job, request.generation)
+        for group in groups:
             group.receive_norm(request.server, request.step, request.squares)
+        return groups
 
     def sent(self, transport: str) -> Counted:
         """Returns the function that counts bytes of values that a transport sends.
@@ -230,9 +242,30 @@ class DataService:
                 push.withdraw()
                 raise
 
-    def _reply(self, shards: Selection, answer: AnswerPush) -> bytes:
-        self.metrics.answered(answer)
-        return pushes.reply_of(shards, answer)
+    def _confirmation(self, group: LockGroup, timing: PushTiming) -> Confirmation | None:
+        confirmation = self.unconfirmed.confirmation(group)
+        timing.goes_on = confirmation is not None
+        return confirmation
+
+    def _reply(
+        self,
+        call: Literal["push", "commit"],
+        shards: Selection,
+        answer: AnswerPush,
+        confirmation: Confirmation | None,
+        timing: PushTiming,
+    ) -> PushReply:
+        if confirmation is None:
+            self.metrics.answered(answer)
+            return pushes.reply_of(shards, answer)
+
+        def reply() -> bytes:
+            with self.metrics.pushing(call, timing):
+                confirmation.check()
+            self.metrics.answered(answer)
+            return pushes.reply_of(shards, answer)
+
+        return UnconfirmedReply([confirmation], reply)
 
 
 def required(header: pb.PushHeader | None) -> pb.PushHeader:

@@ -1,8 +1,8 @@
 """RPC servicer of the parameter server: decodes each request, carries it out, and encodes the reply."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
@@ -15,6 +15,7 @@ from shoal_server.checkpoints import CheckpointWriter, cut_session
 from shoal_server.replication import Copies
 from shoal_server.serving.endpoint import Endpoint
 from shoal_server.serving.service import DataService
+from shoal_server.serving.unconfirmed import UnconfirmedReply
 from shoal_server.shards import JobShardConfig, LockGroup, ShardStore
 
 SERVICE = "shoal.v1.ParameterServer"
@@ -38,7 +39,11 @@ _THREADS = {
     "SplitGroup": "splits",
 }
 
+R = TypeVar("R")
+T = TypeVar("T")
 W = TypeVar("W", pb.WorkerAdmission, pb.WorkerFence, pb.WorkerRelease)
+# A reply, or one that waits for the backups.
+_Reply: TypeAlias = R | UnconfirmedReply[R]
 
 
 class ParameterServerServicer:
@@ -100,28 +105,33 @@ class ParameterServerServicer:
         return pb.DropShardsReply()
 
     @_rpc.servicer
-    def AdmitWorkers(self, request: pb.AdmitWorkersRequest, context: grpc.ServicerContext) -> pb.AdmitWorkersReply:
+    def AdmitWorkers(
+        self, request: pb.AdmitWorkersRequest, context: grpc.ServicerContext
+    ) -> _Reply[pb.AdmitWorkersReply]:
         _check_awaited(request.job, context)
         workers = _bounded(request.workers)
-        results = self._store.hosted.on_groups(
-            request.job, lambda groups: [_admitted(groups, worker) for worker in workers]
+        return self._on_groups(
+            request.job,
+            lambda groups: [_admitted(groups, worker) for worker in workers],
+            lambda results: pb.AdmitWorkersReply(results=results),
         )
-        return pb.AdmitWorkersReply(results=results)
 
     @_rpc.servicer
-    def FenceWorkers(self, request: pb.FenceWorkersRequest, context: grpc.ServicerContext) -> pb.FenceWorkersReply:
+    def FenceWorkers(
+        self, request: pb.FenceWorkersRequest, context: grpc.ServicerContext
+    ) -> _Reply[pb.FenceWorkersReply]:
         _check_awaited(request.job, context)
         workers = _bounded(request.workers)
-        committed = self._store.hosted.on_groups(
+        return self._on_groups(
             request.job,
             lambda groups: [max(group.fence(it.worker, it.incarnation) for group in groups) for it in workers],
+            lambda committed: pb.FenceWorkersReply(committed_steps=committed),
         )
-        return pb.FenceWorkersReply(committed_steps=committed)
 
     @_rpc.servicer
     def ReleaseWorkers(
         self, request: pb.ReleaseWorkersRequest, context: grpc.ServicerContext
-    ) -> pb.ReleaseWorkersReply:
+    ) -> _Reply[pb.ReleaseWorkersReply]:
         _check_awaited(request.job, context)
         workers = _bounded(request.workers)
 
@@ -130,8 +140,7 @@ class ParameterServerServicer:
                 for group in groups:
                     group.release(it.worker, it.incarnation, it.committed_steps)
 
-        self._store.hosted.on_groups(request.job, release_all)
-        return pb.ReleaseWorkersReply()
+        return self._on_groups(request.job, release_all, lambda _: pb.ReleaseWorkersReply())
 
     @_rpc.servicer
     def AddBackup(self, request: pb.AddBackupRequest, context: grpc.ServicerContext) -> pb.AddBackupReply:
@@ -165,24 +174,28 @@ class ParameterServerServicer:
         return pb.SplitGroupReply()
 
     @_rpc.servicer
-    def SetRate(self, request: pb.SetRateRequest, context: grpc.ServicerContext) -> pb.SetRateReply:
+    def SetRate(self, request: pb.SetRateRequest, context: grpc.ServicerContext) -> _Reply[pb.SetRateReply]:
         learning_rate = optim.Schedule.from_proto(request.learning_rate)
 
         def set_all(groups: Sequence[LockGroup]) -> None:
             for group in groups:
                 group.set_learning_rate(learning_rate)
 
-        self._store.hosted.on_groups(request.job, set_all)
-        return pb.SetRateReply()
+        return self._on_groups(request.job, set_all, lambda _: pb.SetRateReply())
 
     @_rpc.servicer
-    def ShareNorm(self, request: pb.ShareNormRequest, context: grpc.ServicerContext) -> pb.ShareNormReply:
-        self._service.share_norm(request)
-        return pb.ShareNormReply()
+    def ShareNorm(self, request: pb.ShareNormRequest, context: grpc.ServicerContext) -> _Reply[pb.ShareNormReply]:
+        return self._service.unconfirmed.reply(self._service.share_norm(request), pb.ShareNormReply)
 
     @_rpc.servicer
-    def HoldCommits(self, request: pb.HoldCommitsRequest, context: grpc.ServicerContext) -> pb.HoldCommitsReply:
-        return cut_session.hold(self._store, self._writer, request)
+    def HoldCommits(self, request: pb.HoldCommitsRequest, context: grpc.ServicerContext) -> _Reply[pb.HoldCommitsReply]:
+        cut_session.check_storage(self._writer)
+        return self._on_groups(
+            request.job,
+            lambda groups: cut_session.hold(groups, request.cut),
+            cut_session.progress_reply,
+            request.generation,
+        )
 
     @_rpc.servicer
     def ResumeCommits(self, request: pb.ResumeCommitsRequest, context: grpc.ServicerContext) -> pb.ResumeCommitsReply:
@@ -196,6 +209,31 @@ class ParameterServerServicer:
     @_rpc.servicer
     def CollectFiles(self, request: pb.CollectFilesRequest, context: grpc.ServicerContext) -> pb.CollectFilesReply:
         return cut_session.collect(self._store, self._writer, request)
+
+    def _on_groups(
+        self,
+        job: str,
+        call: Callable[[list[LockGroup]], T],
+        reply: Callable[[T], R],
+        generation: int | None = None,
+    ) -> _Reply[R]:
+        """Makes a call on all lock groups of a job here, and returns its reply, which may wait for the backups.
+
+        Args:
+            job, call, generation: as for `HostedGroups.on_groups`.
+            reply: returns the reply, given the result of the call.
+        """
+
+        def made(groups: list[LockGroup]) -> _Reply[R]:
+            def again(error: errors.Moved) -> _Reply[R]:
+                if self._store.hosted.groups_of(job, generation) == groups:
+                    raise error
+                return self._on_groups(job, call, reply, generation)
+
+            result = call(groups)
+            return self._service.unconfirmed.reply(groups, lambda: reply(result), again)
+
+        return self._store.hosted.on_groups(job, made, generation)
 
     @_rpc.servicer
     def _restore(self, request: pb.RestoreRequest, context: grpc.ServicerContext) -> pb.RestoreReply:

@@ -371,8 +371,10 @@ def test_decisions_do_not_wait_for_calls_that_wait_for_them(replicas: Replicas) 
     replicas.copy()
     replicas.lose_connection()
     request = pb.FenceWorkersRequest(job="job", workers=[pb.WorkerFence(worker="w1", incarnation=1)])
+    log = replicas.group(0).log
+    assert log
     fences = [replicas.stubs[0].FenceWorkers.future(request, timeout=20) for _ in range(12)]
-    wait_until(lambda: replicas.sample("shoal_server_queued_calls", pool="workers") > 0, what="more calls than threads")
+    wait_until(lambda: log.waiting == 12, what="more calls than threads")
     begun = time.monotonic()
     replicas.drop_backup()
     assert [list(it.result().committed_steps) for it in fences] == [[0]] * 12

@@ -44,13 +44,13 @@ from shoal_distribute.collectives.watch import SILENT_S
 from shoal_server.optimizers import compilation
 from shoal_server.optimizers.kernel_threads import THREADS_VARIABLE
 from shoal_server.process import Server, ServerConfig
-from shoal_server.serving import lane_endpoint
+from shoal_server.serving import chunk_frames, lane_endpoint
 from support.faults.doom import Doom
 from support.faults.killable_role import LONGEST_LINE, TIMEOUT_S, KillableRole
 
 VARIABLES = {"w": Variable((100_000,))}  # 400 kB, enough for memory to be shared
 RETRY_FOR_S = 0.2
-_SERVER_CODE = {lane_endpoint.__file__, _lane.__file__, _lane_socket.__file__, _segment.__file__}
+_SERVER_CODE = {lane_endpoint.__file__, chunk_frames.__file__, _lane.__file__, _lane_socket.__file__, _segment.__file__}
 _WORKER_CODE = {
     server_connection.__file__,
     shared_memory.__file__,

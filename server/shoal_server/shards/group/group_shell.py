@@ -12,6 +12,7 @@ from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
 from shoal_server.shards.group import tickets
 from shoal_server.shards.group.commit_gate import CommitGate
+from shoal_server.shards.group.confirmation import Confirmation
 from shoal_server.shards.group.input_log import InputLog
 from shoal_server.shards.group.pending_copy import PendingCopy
 from shoal_server.shards.group.pending_cut import PendingCut
@@ -114,20 +115,25 @@ class GroupShell:
         tickets.refuse_all([*waiting, *tickets.answered_by(effects)], self._gone(), self.config.name)
         self.commit_gate.close()  # last, so that held commits find the group closed
 
-    def _handle(self, event: events.LockGroupEvent, cut: PendingCut | None = None) -> list[events.LockGroupEffect]:
-        """Handles an event whose answer the caller gets, and carries out the effects. Waits for the backup."""
-        effects = self._advance(event, cut)
-        self._confirm()
-        return effects
+    def confirmation(self, waiting: set[Confirmation]) -> Confirmation | None:
+        """Returns the wait for the backup that everything learnt from the group so far needs before it is told.
 
-    def _confirm(self) -> None:
-        """Waits until the backup has all inputs, if there is a backup. Called before anything is told.
+        Args:
+            waiting: the confirmations that wait, for the owner who ends late ones.
+
+        Returns:
+            None if nothing has to wait: there is no backup, or it has all inputs.
 
         Raises:
-            Moved: it does not get them, or the group was closed.
+            Moved: the group was closed before the backup had all inputs.
         """
-        if (log := self._log) is not None:
-            log.wait(log.number)
+        if (log := self._log) is None:
+            return None
+        confirmation = Confirmation(log, waiting)
+        if confirmation.waits:
+            return confirmation
+        confirmation.check()
+        return None
 
     def _advance(
         self, event: events.LockGroupEvent, cut: PendingCut | None = None, *, ends: bool = False
@@ -167,7 +173,8 @@ class GroupShell:
             self._deliver(effects)
         else:
             log.flush()
-            log.when_copied(number, partial(self._deliver, effects), partial(self._refuse, effects))
+            if tickets.tells(effects):
+                log.when_copied(number, partial(self._deliver, effects), partial(self._refuse, effects))
         folds = [effect for effect in effects if isinstance(effect, Fold)]
         if folds:
             self._work_on_folds()

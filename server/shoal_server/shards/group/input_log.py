@@ -8,13 +8,15 @@ import enum
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from shoal import errors
 from shoal_server.shards.machine import events
 from shoal_server.shards.values import Payload
 
-# Seconds that a call waits for the backup. The coordinator has decided long before that, unless it is away.
+# Seconds that an answer waits for the backup. The coordinator has decided long before that, unless it is away.
 COPY_WAIT_S = 30.0
 
 
@@ -164,6 +166,11 @@ class InputLog:
         """Number of the last input."""
         return self._number
 
+    @property
+    def waiting(self) -> int:
+        """Number of answers that wait for the backup."""
+        return len(self._held)
+
     def flush(self) -> None:
         """Sends the inputs that were added."""
         self.sender.flush()
@@ -172,20 +179,31 @@ class InputLog:
         """Sends the inputs that were added if that needs no wait. May be called with the lock of the group."""
         self.sender.flush_at_once()
 
-    def when_copied(self, number: int, give: Callable[[], object], refuse: Callable[[], object]) -> None:
+    def when_copied(
+        self, number: int, give: Callable[[], object], refuse: Callable[[], object]
+    ) -> Callable[[], object]:
         """Gives an answer when the backup has this input: at once if it has it, or on another thread.
 
         Args:
             number: number of the input.
             give: gives the answer. It does not raise.
             refuse: called instead if the group is closed before. It does not raise.
+
+        Returns:
+            A function that withdraws the answer. It has no effect when the answer was given or refused.
         """
         with self._changed:
             if self._waits_for(number):
-                self._held.append((number, give, refuse))
-                return
+                held = number, give, refuse
+                self._held.append(held)
+                return partial(self._withdraw, held)
             call = self._outcome(number, give, refuse)
         call()
+        return bool
+
+    def _withdraw(self, held: tuple[int, Callable[[], object], Callable[[], object]]) -> None:
+        with self._changed, suppress(ValueError):
+            self._held.remove(held)
 
     def wait(self, number: int) -> None:
         """Waits until the backup has this input.
@@ -203,8 +221,12 @@ class InputLog:
             copied = self._changed.wait_for(lambda: not self._waits_for(number), COPY_WAIT_S)
             if copied and (self._state is not CopyState.CLOSED or self._copied >= number):
                 return
+        raise self.unconfirmed()
+
+    def unconfirmed(self) -> errors.Moved:
+        """Returns the error of a call that the backup has not confirmed in time, or before the group was closed."""
         why = f": {self.failure}" if self.failure else ""
-        raise errors.Moved(
+        return errors.Moved(
             f"{self._job}: the backup on {self.server} has not confirmed the call{why}. Fetch the placement again, and "
             "repeat the call",
             job=self._job,

@@ -26,6 +26,9 @@ _NOBODY = ValueReader()
 class LockGroup(SplittableGroup):
     """A job's shards on one server.
 
+    A method may return before the backup has what it did. What it returns may be told to somebody else when the
+    `confirmation` that is asked for after it has ended. Only `cut` waits for the backup itself.
+
     Args and attributes: see `GroupShell`.
     """
 
@@ -57,9 +60,7 @@ class LockGroup(SplittableGroup):
     def version(self) -> int:
         """Updates applied."""
         with self._lock:
-            version = self._state.version
-        self._confirm()
-        return version
+            return self._state.version
 
     def select(self, indices: Sequence[int]) -> Selection:
         """Returns some of the shards, in this order.
@@ -112,10 +113,7 @@ class LockGroup(SplittableGroup):
         """Returns the answer to a push that was committed before; None if it was not."""
         with self._lock:
             self._check_open()
-            answer = self._state.answer_to(stamp.worker, stamp.incarnation, stamp.step)
-        if answer:
-            self._confirm()
-        return answer
+            return self._state.answer_to(stamp.worker, stamp.incarnation, stamp.step)
 
     @property
     def needs_permits(self) -> bool:
@@ -138,10 +136,7 @@ class LockGroup(SplittableGroup):
             Fenced, BadRequest: as for `stage`.
         """
         effects = self._advance(events.PushOpened(ticket, stamp.worker, stamp.incarnation, stamp.step))
-        answer = next((effect for effect in effects if isinstance(effect, events.AnswerPush)), None)
-        if answer:
-            self._confirm()
-        return answer
+        return next((effect for effect in effects if isinstance(effect, events.AnswerPush)), None)
 
     def withdraw_push(self, ticket: PushTicket, stamp: Stamp) -> None:
         """Ends an opened push that was not staged. Otherwise has no effect."""
@@ -155,8 +150,6 @@ class LockGroup(SplittableGroup):
         payload: Payload | None,
         cursor: Cursor | None = None,
         squares: float | None = None,
-        *,
-        tells: bool = True,
     ) -> events.AnswerPush:
         """Stages a complete push until it is committed. A repeated push gets the first answer.
 
@@ -167,7 +160,6 @@ class LockGroup(SplittableGroup):
             payload: gradients by slab; None if the weight is 0.
             cursor: the worker's position in its data.
             squares: sum of the squares of the whole push, on all servers.
-            tells: whether the caller gets this answer; if not, it does not wait for the backup.
 
         Returns:
             The answer "staged", or the first answer if the push was committed before.
@@ -185,8 +177,6 @@ class LockGroup(SplittableGroup):
         effects = None
         while effects is None:
             effects = self._stage(event, payload)
-        if tells:
-            self._confirm()
         return events.only(effects, events.AnswerPush)
 
     def _stage(self, event: events.PushStaged, payload: Payload | None) -> list[events.LockGroupEffect] | None:
@@ -211,7 +201,7 @@ class LockGroup(SplittableGroup):
             Fenced: the worker is not admitted.
         """
         event = events.PushCommitted(stamp.worker, stamp.incarnation, stamp.step, defers=True)
-        return events.only(self._handle(event), events.AnswerPush)
+        return events.only(self._advance(event), events.AnswerPush)
 
     def receive_norm(self, server: str, step: int, squares: Sequence[float]) -> None:
         """Receives the squares of a synchronous step's mean on another server of the job.
@@ -225,7 +215,7 @@ class LockGroup(SplittableGroup):
             BadRequest: a sum is not valid, the server is not one of the job, or the step is not open yet.
         """
         check_squares(squares, f"{self.config.name}: the norm of {server}")
-        self._handle(events.NormReceived(server, step, tuple(squares)))
+        self._advance(events.NormReceived(server, step, tuple(squares)))
 
     def pull(self, ticket: PullTicket, stamp: Stamp, ahead: int = 0) -> None:
         """Asks for the values. The ticket is answered at once, or when the consistency mode permits it.
@@ -263,12 +253,12 @@ class LockGroup(SplittableGroup):
             Fenced: this incarnation is fenced.
             BadRequest: another incarnation is still admitted.
         """
-        effects = self._handle(events.WorkerAdmitted(worker, incarnation, rank))
+        effects = self._advance(events.WorkerAdmitted(worker, incarnation, rank))
         return events.only(effects, events.AnswerAdmission).step
 
     def fence(self, worker: str, incarnation: int) -> int:
         """Refuses a worker's calls from now on; returns the number of steps that it has committed here."""
-        effects = self._handle(events.WorkerFenced(worker, incarnation))
+        effects = self._advance(events.WorkerFenced(worker, incarnation))
         return events.only(effects, events.AnswerFence).committed_steps
 
     def release(self, worker: str, incarnation: int, committed_steps: int) -> None:
@@ -279,11 +269,11 @@ class LockGroup(SplittableGroup):
             incarnation: its incarnation.
             committed_steps: largest number of steps that the worker has committed on any server.
         """
-        self._handle(events.WorkerReleased(worker, incarnation, committed_steps))
+        self._advance(events.WorkerReleased(worker, incarnation, committed_steps))
 
     def set_learning_rate(self, learning_rate: optim.Schedule) -> None:
         """Sets the learning rate of later updates, instead of the optimizer's schedule."""
-        self._handle(events.LearningRateSet(learning_rate))
+        self._advance(events.LearningRateSet(learning_rate))
 
     def assign(self, shards: Selection, values: Mapping[Slab, np.ndarray]) -> None:
         """Overwrites initial values.
@@ -321,24 +311,16 @@ class LockGroup(SplittableGroup):
                     nbytes = sum(stored.slabs[index].values.nbytes for index in shards.stored)
                     hold = self._readers.take(stored.values_id, nbytes, stored.value_bytes, reader)
                 snapshots = {index: stored.slabs[index].latest(version) for index in shards.stored}
-                reading = Reading(version, shards, snapshots, self._counting, self._readers, hold)
+                return Reading(version, shards, snapshots, self._counting, self._readers, hold)
         except errors.Overloaded:
             self._readers.end_slow()
             raise
-        try:
-            self._confirm()  # the values may have updates that the backup lacks
-        except BaseException:
-            reading.end()
-            raise
-        return reading
 
     def progress(self) -> Mapping[str, events.WorkerProgress]:
         """Returns each admitted worker's progress on these shards."""
         with self._lock:
             self._check_open()
-            progress = self._state.progress()
-        self._confirm()
-        return progress
+            return self._state.progress()
 
     def cut(self, progress: Mapping[str, events.WorkerProgress], within_s: float = NORM_WAIT_S) -> Cut:
         """Takes the snapshots for a checkpoint, after completing the pushes that any server has committed.
@@ -354,7 +336,9 @@ class LockGroup(SplittableGroup):
         """
         pending = PendingCut(self.config.name)
         try:
-            self._handle(events.CutRequested(progress), cut=pending)
+            self._advance(events.CutRequested(progress), pending)
+            if (log := self._log) is not None:
+                log.wait(log.number)
         except errors.ShoalError as error:
             pending.abandon(error)
             raise

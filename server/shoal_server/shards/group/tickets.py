@@ -9,7 +9,14 @@ from typing import Protocol
 import structlog
 
 from shoal import errors
-from shoal_server.shards.machine.events import AnswerPulls, GrantPermit, LockGroupEffect, RefusePermit, RefusePull
+from shoal_server.shards.machine.events import (
+    AnswerPulls,
+    GrantPermit,
+    LockGroupEffect,
+    RefusePermit,
+    RefusePull,
+    ShareNorm,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -52,6 +59,12 @@ def deliver(effect: LockGroupEffect, job: str) -> None:
             _grant(effect.ticket, job, wanted=effect.wanted)
         case RefusePull() | RefusePermit():
             refuse(effect.ticket, effect.error, job)
+
+
+def tells(effects: Iterable[LockGroupEffect]) -> bool:
+    """Returns whether effects tell somebody something: they answer a ticket, or send a norm to other servers."""
+    told = AnswerPulls | GrantPermit | RefusePull | RefusePermit | ShareNorm
+    return any(isinstance(effect, told) for effect in effects)
 
 
 def answered_by(effects: Iterable[LockGroupEffect]) -> list[PullTicket | PushTicket]:
@@ -153,4 +166,14 @@ def refuse(ticket: PullTicket | PushTicket, error: errors.ShoalError, job: str) 
         _log.exception("a call could not be refused", job=job, why=error.message)
 
 
-__all__ = ["PullTicket", "PushTicket", "answered_by", "deliver", "failed_update", "refusal", "refuse", "refuse_all"]
+__all__ = [
+    "PullTicket",
+    "PushTicket",
+    "answered_by",
+    "deliver",
+    "failed_update",
+    "refusal",
+    "refuse",
+    "refuse_all",
+    "tells",
+]

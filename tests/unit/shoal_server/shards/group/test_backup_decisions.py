@@ -78,7 +78,7 @@ class Rig:
         return log
 
     def stage(self, worker: str, step: int = 0) -> None:
-        self.group.stage(Stamp(worker, 1, step), 1.0, 0, {0: np.ones(2, np.float32)}, tells=False)
+        self.group.stage(Stamp(worker, 1, step), 1.0, 0, {0: np.ones(2, np.float32)})
 
     def push(self, worker: str, step: int = 0) -> str:
         self.stage(worker, step)
