@@ -294,11 +294,19 @@ class ReceivingPool(ThreadPoolExecutor):
 
     def _await(self, call: Call, submitted: _Submitted, request: Any, reply: LaterReply) -> None:
         """Lets a call wait for its reply, without a thread."""
-        go_on = self._once(call, partial(self._run, call, submitted, lambda: EndedWait(request, reply)))
+        began = False
+
+        def run() -> None:
+            nonlocal began
+            began = True
+            self._run(call, submitted, lambda: EndedWait(request, reply))
+
+        go_on = self._once(call, run)
 
         def gone() -> None:
-            reply.withdraw()
-            go_on()
+            if not began:
+                reply.withdraw()
+                go_on()
 
         self._when_gone(call, gone)
         reply.on_end(go_on)

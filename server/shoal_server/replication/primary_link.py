@@ -30,6 +30,7 @@ from shoal.v1 import replica_pb2
 from shoal_server.calling_server import CallingServer
 from shoal_server.optimizers import compilation
 from shoal_server.replication.copy_pace import CopyPace
+from shoal_server.replication.late_sender import LateSender
 from shoal_server.replication.pieces import RegionLayout, pieces_of, shared_piece
 from shoal_server.replication.shared_gradients import SHARED_FROM_BYTES, SharedGradients
 from shoal_server.shards import CopyStart, CopyState, InputLog, LockGroup, LockGroupEvent, Payload, encode_input
@@ -38,6 +39,8 @@ _log = structlog.get_logger(__name__)
 
 # Inputs in one frame at most.
 _BATCH = 256
+# A socket that takes anything takes so many bytes at once.
+_AT_ONCE_BYTES = 8 << 10
 # Bytes of gradients that are sent before the copy is complete, and that the backup has to keep meanwhile. Pushes wait
 # for the copy if there are more.
 _MOST_BACKLOG_BYTES = 256 << 20
@@ -85,6 +88,7 @@ class PrimaryLink:
         self._added = 0  # number of the last input
         self._shared: SharedGradients | None = None  # memory for gradients, if the backup is on this host
         self._backlog = 0  # bytes of gradients that were sent while the copy grew
+        self._late = LateSender(self.gradient, self._send_all, self._fail_unexpectedly)
 
     def start(self) -> None:
         """Starts to copy."""
@@ -111,6 +115,31 @@ class PrimaryLink:
         with self._sending:
             return number if self._send_arrays(number, payload) else 0
 
+    def begin_gradient(self, payload: Payload, sent: Callable[[int], object]) -> Callable[[], object]:
+        number = None if self._late.busy else self._gradient_at_once(payload)
+        if number is None:
+            return self._late.add(payload, sent)
+        sent(number)
+        return bool
+
+    def _gradient_at_once(self, payload: Payload) -> int | None:
+        """Sends the arrays of a push if that needs no wait. Returns what `gradient` does; None if it needs a wait."""
+        if self._closed:
+            return 0
+        if self.log.state is CopyState.GROWING or not self._sending.acquire(blocking=False):
+            return None
+        try:
+            if not (self._inputs and self._writable.poll(0)):
+                return None
+            number = self.next_gradient()
+            if self._shared and payload and (region := self._shared.put(number, payload)):
+                return number if self._attempt_shared(number, payload, region) else 0
+            if sum(array.nbytes for array in payload.values()) > _AT_ONCE_BYTES:
+                return None
+            return number if self._send_arrays(number, payload) else 0
+        finally:
+            self._sending.release()
+
     def add(self, number: int, event: LockGroupEvent, gradient: int) -> None:
         self._added = number
         if self._shared and gradient:
@@ -126,6 +155,11 @@ class PrimaryLink:
         self._pending.append(lambda: replica_pb2.ReplicaInput(gradient_dropped=gradient))
 
     def flush(self) -> None:
+        self.flush_at_once()
+        if self._pending and not self._closed:
+            self._late.flush()
+
+    def _send_all(self) -> None:
         if self._pending and not self._closed:
             with self._sending:
                 self._send_pending()
@@ -151,6 +185,7 @@ class PrimaryLink:
     def close(self) -> None:
         self._closed = True
         self._ended.set()
+        self._late.close()
         for lane in [*self._lanes]:
             lane.close()
         self._pending.clear()
@@ -160,10 +195,14 @@ class PrimaryLink:
     def _send_arrays(self, number: int, payload: Payload) -> bool:
         """Sends the arrays of a push, with `_sending` held. Returns whether they were sent."""
         if self._shared and payload and (region := self._shared.put(number, payload)):
-            pieces = (shared_piece(gradient=number, slab=slab, region=region) for slab in payload)
-            return self._attempt(Frame.GRADIENT, pieces)
+            return self._attempt_shared(number, payload, region)
         frames = (piece for slab, array in payload.items() for piece in pieces_of(array, gradient=number, slab=slab))
         return not payload or self._attempt(Frame.GRADIENT, frames)
+
+    def _attempt_shared(self, number: int, payload: Payload, region: int) -> bool:
+        """Tells the backup in which region the arrays are. Returns whether it was told."""
+        pieces = (shared_piece(gradient=number, slab=slab, region=region) for slab in payload)
+        return self._attempt(Frame.GRADIENT, pieces)
 
     def _attempt(self, kind: Frame, payloads: Iterable[Sequence[Buffer]]) -> bool:
         """Sends frames on the first lane, with `_sending` held. A failure breaks the connection.
@@ -197,12 +236,12 @@ class PrimaryLink:
                     for number, payload in start.gradients.items():
                         self._send_arrays(number, payload)
                 threading.Thread(target=self._receive, args=(copies,), name="copies", daemon=True).start()
+                self._late.start()
                 self._send_values(start)
         except errors.ShoalError as error:
             self._fail(error)
         except Exception as error:
-            _log.exception("a copy failed", job=self._request.job, group=self._request.group)
-            self._fail(errors.InternalError(f"the copy failed: {type(error).__name__}: {error}"))
+            self._fail_unexpectedly(error)
 
     def _open(self, direction: replica_pb2.ReplicaHello.Direction.ValueType) -> Connection:
         """Opens a lane to the backup's server, and waits until the server has accepted the replica."""
@@ -280,8 +319,11 @@ class PrimaryLink:
         except errors.ShoalError as error:
             self._fail(error)
         except Exception as error:
-            _log.exception("the connection of a replica failed", job=self._request.job, group=self._request.group)
-            self._fail(errors.InternalError(f"{type(error).__name__}: {error}"))
+            self._fail_unexpectedly(error)
+
+    def _fail_unexpectedly(self, error: Exception) -> None:
+        _log.exception("a copy failed", job=self._request.job, group=self._request.group, exc_info=error)
+        self._fail(errors.InternalError(f"the copy failed: {type(error).__name__}: {error}"))
 
     def _fail(self, error: errors.ShoalError) -> None:
         if self._closed:

@@ -20,16 +20,16 @@ from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.serving import pushes
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
 from shoal_server.serving.pending_push import PendingPush, stamp_of
+from shoal_server.serving.pending_reply import PendingReply
 from shoal_server.serving.pulls import replies
 from shoal_server.serving.service import DataService, PushReply, required
-from shoal_server.serving.unconfirmed import UnconfirmedReply
 from shoal_server.shards import Stamp, ValueReader
 from shoal_server.stall_detector import StallDetector
 
 _log = structlog.get_logger(__name__)
 
 Send = Callable[[bytes | None], None]
-_PushReply: TypeAlias = pb.PushReply | UnconfirmedReply[pb.PushReply]
+_PushReply: TypeAlias = pb.PushReply | PendingReply[pb.PushReply]
 
 
 class GrpcEndpoint(Endpoint):
@@ -63,7 +63,7 @@ class GrpcEndpoint(Endpoint):
         for opened in [*self._opened.values()]:
             if opened.since + self._config.stall_s <= now:
                 opened.push.refuse(_repeat())
-        self._service.unconfirmed.end_late()
+        self._service.waits.end_late()
         if ended := self._stall_detector.end():
             _log.warning("ended calls whose callers stalled", calls=ended)
 

@@ -41,9 +41,9 @@ from shoal_server.serving import pushes
 from shoal_server.serving.chunk_frames import ChunkFrames
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
 from shoal_server.serving.pending_push import PendingPush, stamp_of
+from shoal_server.serving.pending_reply import PendingReply
 from shoal_server.serving.pulls import PendingPull, replies
 from shoal_server.serving.service import DataService, PushReply, required
-from shoal_server.serving.unconfirmed import UnconfirmedReply
 from shoal_server.shards import ValueReader
 
 M = TypeVar("M", bound=Message)
@@ -313,7 +313,7 @@ class LaneHandler:
         self._await_end(push)
         self._lane.send(Frame.GO if push.goes_on else Frame.END)
 
-    def _await_end(self, waiting: PendingPush | UnconfirmedReply[bytes]) -> None:
+    def _await_end(self, waiting: PendingPush | PendingReply[bytes]) -> None:
         """Waits until a push or a reply does not wait any more, or the client disconnects."""
         ends = select.poll()  # not for data, which may have been sent before the client knew that it has to wait
         ends.register(self._lane, select.POLLRDHUP)
@@ -339,8 +339,9 @@ class LaneHandler:
             reply.on_end(self._wake)
             try:
                 self._await_end(reply)
-            finally:
+            except BaseException:
                 reply.withdraw()
+                raise
             reply = reply.finish()
         self._lane.send(Frame.PUSHED, [reply])
 

@@ -24,33 +24,50 @@ _OUTCOMES = {
 PushSource = Callable[[Selection, Collection[Aggregation], BufferPool], SlabArrays]
 
 
-def receive(push: PendingPush, source: PushSource, check: Callable[[], object]) -> tuple[Selection, AnswerPush]:
-    """Receives a push that does not wait any longer, stages it on all its shards, and commits it if its header says so.
+def receive(push: PendingPush, source: PushSource) -> Payload | None:
+    """Receives the gradient of a push that does not wait any longer.
 
     Args:
         push: the push.
         source: receives the payload.
-        check: raises an error if the caller may not push any longer. It is called when the payload has arrived.
 
     Returns:
-        The shards in the header's order, and their answer. It may have to wait for the backup.
+        The gradient by slab of the group; None if the weight is 0.
 
     Raises:
         BadChunk: the chunks do not fill the slabs exactly.
         NonFiniteGradient: a gradient holds NaN or Inf; no shard keeps any of the push.
         Cancelled: the push was repeated while it waited.
+    """
+    header = push.header
+    try:
+        if header.weight <= 0:
+            return None
+        if not push.wanted:
+            return {}
+        with _tracing.span("assemble"):
+            return push.shards.payload(source(push.shards, _aggregations(header), push.memory), push.memory)
+    except BaseException:
+        push.withdraw()
+        raise
+
+
+def stage(push: PendingPush, payload: Payload | None, check: Callable[[], object]) -> AnswerPush:
+    """Stages a push on all its shards, and commits it if its header says so.
+
+    Args:
+        push: the push.
+        payload: what `receive` returned.
+        check: raises an error if the caller may not push any longer.
+
+    Returns:
+        The answer of the shards. It may have to wait for the backup.
+
+    Raises:
         Fenced, UnknownJob, BadRequest: from the group.
     """
-    if push.known:
-        return push.shards, push.known
     header, group = push.header, push.group
     try:
-        payload: Payload | None = None
-        if header.weight > 0:
-            payload = {}
-            if push.wanted:
-                with _tracing.span("assemble"):
-                    payload = push.shards.payload(source(push.shards, _aggregations(header), push.memory), push.memory)
         cursor = Cursor.from_proto(header.cursor) if header.HasField("cursor") else None
         # The versions differ only if the values came from several servers, at an earlier placement: the oldest counts.
         check()
@@ -58,12 +75,19 @@ def receive(push: PendingPush, source: PushSource, check: Callable[[], object]) 
         version = min(header.versions)
         answer = group.stage(push.stamp, header.weight, version, payload, cursor, squares)
     except BaseException:
-        push.withdraw()
+        drop(push, payload)
         raise
     if header.commit:
         with group.commit_gate.passing():
             answer = group.commit(push.stamp)
-    return push.shards, answer
+    return answer
+
+
+def drop(push: PendingPush, payload: Payload | None) -> None:
+    """Ends a push that was received and is not staged."""
+    push.withdraw()
+    if payload is not None:
+        push.group.drop_gradient(payload)
 
 
 def commit(store: ShardStore, request: pb.CommitRequest) -> tuple[LockGroup, Selection, AnswerPush]:

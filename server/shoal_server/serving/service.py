@@ -14,15 +14,15 @@ from shoal_server.metrics import PushTiming, ServerMetrics
 from shoal_server.replication import Backups
 from shoal_server.serving import pushes
 from shoal_server.serving.pending_push import PendingPush
+from shoal_server.serving.pending_reply import BackupWaits, PendingReply
 from shoal_server.serving.pulls import PendingPull
 from shoal_server.serving.transfers import Transfers
-from shoal_server.serving.unconfirmed import Unconfirmed, UnconfirmedReply
-from shoal_server.shards import AnswerPush, Confirmation, LockGroup, Selection, ShardStore, ValueReader
+from shoal_server.shards import AnswerPush, LockGroup, Payload, Selection, ShardStore, ValueReader
 
 # Called with a number of bytes.
 Counted = Callable[[int], object]
 # An encoded `PushReply`, or one that waits for the backup.
-PushReply: TypeAlias = bytes | UnconfirmedReply[bytes]
+PushReply: TypeAlias = bytes | PendingReply[bytes]
 
 
 class DataService:
@@ -38,7 +38,7 @@ class DataService:
 
     Attributes:
         store, metrics, backups: as given.
-        unconfirmed: the answers that wait for a backup.
+        waits: the waits for backups.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class DataService:
         self._authorizer.on_revoked(self.end_refused)
         self._waiting: set[PendingPull] = set()
         self._transfers = Transfers()
-        self.unconfirmed = Unconfirmed()
+        self.waits = BackupWaits()
 
     def pull(
         self,
@@ -81,7 +81,7 @@ class DataService:
         check = partial(self._authorizer.check_valid, caller) if caller else bool
         if reader and caller:
             reader.caller = caller.token
-        shards, confirmation = group.select(request.shards), partial(self.unconfirmed.confirmation, group)
+        shards, confirmation = group.select(request.shards), partial(self.waits.confirmation, group)
         return PendingPull(group, shards, wake, span, check, self._waiting, reader, confirmation)
 
     def end_refused(self) -> None:
@@ -119,9 +119,7 @@ class DataService:
                     raise
                 self._check_after_wait(push)
                 timing.waited_s = push.waited_s
-                shards, answer = self._receive(push, source, end)
-                confirmation = self._confirmation(push.group, timing)
-        return self._reply("push", shards, answer, confirmation, timing)
+                return self._receive(push, source, end, timing)
 
     def open_push(self, header: pb.PushHeader) -> PendingPush:
         """Returns a push, which may wait for a permit. The caller then calls `finish_push`, or `withdraw` of the push.
@@ -153,11 +151,10 @@ class DataService:
         """
         self._check_after_wait(push)
         with self.metrics.pushing("push") as timing, _tracing.server_span("Push", push.header.stamp):
-            shards, answer = self._receive(push, source, end)
-            confirmation = self._confirmation(push.group, timing)
+            reply = self._receive(push, source, end, timing)
         if push.waited_s:
             self.metrics.push_waited(push.waited_s)
-        return self._reply("push", shards, answer, confirmation, timing)
+        return reply
 
     def commit(self, request: pb.CommitRequest) -> PushReply:
         """Commits a staged push. Returns its reply.
@@ -169,8 +166,7 @@ class DataService:
         self._check_caller(request.stamp)
         with self.metrics.pushing("commit") as timing:
             group, shards, answer = pushes.commit(self.store, request)
-            confirmation = self._confirmation(group, timing)
-        return self._reply("commit", shards, answer, confirmation, timing)
+            return self._reply("commit", group, shards, answer, timing)
 
     def assign(self, header: pb.PushHeader, source: pushes.PushSource) -> bytes:
         """Overwrites values. Returns an encoded `PushReply`.
@@ -219,15 +215,35 @@ class DataService:
             self._authorizer.check_participant(caller, stamp.job, stamp.worker, stamp.incarnation, reading=reading)
 
     def _receive(
-        self, push: PendingPush, source: pushes.PushSource, end: Callable[[], object]
-    ) -> tuple[Selection, AnswerPush]:
+        self, push: PendingPush, source: pushes.PushSource, end: Callable[[], object], timing: PushTiming
+    ) -> PushReply:
         """Receives a push, after an earlier transfer of the same worker has ended, and before it takes memory."""
+        if push.known:
+            return self._reply("push", push.group, push.shards, push.known, timing)
 
         def alone(shards: Selection, aggregations: Collection[Aggregation], memory: BufferPool) -> SlabArrays:
             with self._transfers.only(push, end):
                 return source(shards, aggregations, memory)
 
-        return pushes.receive(push, alone, partial(self._check_caller, push.header.stamp))
+        payload = pushes.receive(push, alone)
+        if (sending := self.waits.sending(push.group, payload)) is None:
+            return self._stage(push, payload, timing)
+        timing.goes_on = True
+
+        def sent() -> PushReply:
+            with self.metrics.pushing("push", timing):
+                try:
+                    sending.check()
+                except BaseException:
+                    pushes.drop(push, payload)
+                    raise
+                return self._stage(push, payload, timing)
+
+        return PendingReply([sending], sent, partial(pushes.drop, push, payload))
+
+    def _stage(self, push: PendingPush, payload: Payload | None, timing: PushTiming) -> PushReply:
+        answer = pushes.stage(push, payload, partial(self._check_caller, push.header.stamp))
+        return self._reply("push", push.group, push.shards, answer, timing)
 
     def _check_after_wait(self, push: PendingPush) -> None:
         """Checks the caller of a push again if it asked for a permit, because it may have waited for a long time.
@@ -242,30 +258,26 @@ class DataService:
                 push.withdraw()
                 raise
 
-    def _confirmation(self, group: LockGroup, timing: PushTiming) -> Confirmation | None:
-        confirmation = self.unconfirmed.confirmation(group)
-        timing.goes_on = confirmation is not None
-        return confirmation
-
     def _reply(
         self,
         call: Literal["push", "commit"],
+        group: LockGroup,
         shards: Selection,
         answer: AnswerPush,
-        confirmation: Confirmation | None,
         timing: PushTiming,
     ) -> PushReply:
-        if confirmation is None:
+        if (confirmation := self.waits.confirmation(group)) is None:
             self.metrics.answered(answer)
             return pushes.reply_of(shards, answer)
+        timing.goes_on = True
 
-        def reply() -> bytes:
+        def confirmed() -> bytes:
             with self.metrics.pushing(call, timing):
                 confirmation.check()
-            self.metrics.answered(answer)
-            return pushes.reply_of(shards, answer)
+                self.metrics.answered(answer)
+                return pushes.reply_of(shards, answer)
 
-        return UnconfirmedReply([confirmation], reply)
+        return PendingReply([confirmation], confirmed)
 
 
 def required(header: pb.PushHeader | None) -> pb.PushHeader:

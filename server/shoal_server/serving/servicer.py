@@ -14,8 +14,8 @@ from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_se
 from shoal_server.checkpoints import CheckpointWriter, cut_session
 from shoal_server.replication import Copies
 from shoal_server.serving.endpoint import Endpoint
+from shoal_server.serving.pending_reply import PendingReply
 from shoal_server.serving.service import DataService
-from shoal_server.serving.unconfirmed import UnconfirmedReply
 from shoal_server.shards import JobShardConfig, LockGroup, ShardStore
 
 SERVICE = "shoal.v1.ParameterServer"
@@ -43,7 +43,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 W = TypeVar("W", pb.WorkerAdmission, pb.WorkerFence, pb.WorkerRelease)
 # A reply, or one that waits for the backups.
-_Reply: TypeAlias = R | UnconfirmedReply[R]
+_Reply: TypeAlias = R | PendingReply[R]
 
 
 class ParameterServerServicer:
@@ -185,7 +185,7 @@ class ParameterServerServicer:
 
     @_rpc.servicer
     def ShareNorm(self, request: pb.ShareNormRequest, context: grpc.ServicerContext) -> _Reply[pb.ShareNormReply]:
-        return self._service.unconfirmed.reply(self._service.share_norm(request), pb.ShareNormReply)
+        return self._service.waits.reply(self._service.share_norm(request), pb.ShareNormReply)
 
     @_rpc.servicer
     def HoldCommits(self, request: pb.HoldCommitsRequest, context: grpc.ServicerContext) -> _Reply[pb.HoldCommitsReply]:
@@ -231,7 +231,7 @@ class ParameterServerServicer:
                 return self._on_groups(job, call, reply, generation)
 
             result = call(groups)
-            return self._service.unconfirmed.reply(groups, lambda: reply(result), again)
+            return self._service.waits.reply(groups, lambda: reply(result), again)
 
         return self._store.hosted.on_groups(job, made, generation)
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -32,8 +32,10 @@ TRANSPORTS = ("grpc", "tcp", "auto")
 class TwoJobs(ShardServers):
     """Job "job" on server 0 with a backup on server 1 that can stall, and job "other" on server 0 without a backup."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        super().__init__(VARIABLES, servers=2, shards=1, optimizer=optim.SGD(1.0), rpc_threads=THREADS, **options)
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, Variable] = VARIABLES, **options: Any
+    ) -> None:
+        super().__init__(variables, servers=2, shards=1, optimizer=optim.SGD(1.0), rpc_threads=THREADS, **options)
         self._reads = threading.Event()
         self._reads.set()
         self._stack.callback(self._reads.set)
@@ -44,12 +46,15 @@ class TwoJobs(ShardServers):
             return decoded(*args)
 
         monkeypatch.setattr(backup_link, "decoded", read)
-        self.others = replace(self.placement, job="other")
+        with ShardServers(VARIABLES, shards=1) as plan:
+            layout = plan.placement.shards[0].layout
+        shards = (replace(self.placement.shards[0], layout=layout),)
+        self.others = replace(self.placement, job="other", variables=VARIABLES, shards=shards)
         request = pb.CreateShardsRequest(
             job="other",
             generation=1,
             variables=[VARIABLES["w"].to_proto("w")],
-            shards=[shard.layout.to_proto() for shard in self.placement.shards],
+            shards=[layout.to_proto()],
             optimizer=optim.SGD(1.0).to_proto(),
             consistency=consistency.Asynchronous().to_proto(),
         )
@@ -254,7 +259,7 @@ def test_a_wait_is_bounded(
 ) -> None:
     with jobs.client("a0", transport=transport) as worker:
         worker.pull()
-        monkeypatch.setattr("shoal_server.shards.group.confirmation.COPY_WAIT_S", 0.5)
+        monkeypatch.setattr("shoal_server.shards.group.backup_wait.COPY_WAIT_S", 0.5)
         jobs.stall()
         (link,) = worker.servers.connections
         stamp = jobs.stage(0)
@@ -264,3 +269,28 @@ def test_a_wait_is_bounded(
         with pytest.raises(errors.Moved, match="the backup on server-1 has not confirmed the call"):
             committed.result()
         wait_until(lambda: not jobs.waits, what="the end of the wait")
+
+
+BYTES = 32 << 20  # of a gradient: the sockets between the servers take less
+
+
+@pytest.mark.parametrize("transport", ["grpc", "tcp"])
+def test_gradients_that_the_backup_does_not_read_stop_no_other_job(
+    monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, transport: str
+) -> None:
+    with TwoJobs(monkeypatch, {"w": Variable(shape=(BYTES // 4,))}, mode=consistency.Asynchronous()) as jobs:
+        ones = {"w": np.ones(BYTES // 4, np.float32)}
+        with ExitStack() as stack, jobs.quick_other_job():
+            clients = [stack.enter_context(jobs.client(f"a{index}", transport=transport)) for index in range(4)]
+            for client in clients:
+                client.pull()
+            jobs.stall()
+            pushes = [pool.submit(client.push, ones) for client in clients]
+            wait_until(lambda: jobs.sample("shoal_server_received_bytes_total") >= 4 * BYTES, what="all gradients")
+            stack.pop_all()
+        assert not wait(pushes, 0).done
+        jobs.resume()
+        assert [push.result(60).outcome for push in pushes] == 4 * ["accepted"]
+        assert jobs.group.version == 4
+        for client in clients:
+            client.close()

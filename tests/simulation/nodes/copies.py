@@ -4,6 +4,7 @@ It does what `shoal_server.replication` and `ShardStore` do. `InputLog`, which d
 messages of the inputs are those of the product.
 """
 
+from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,10 @@ class PrimaryLink:
         number = self.next_gradient()
         self._send("gradient", (number, payload))
         return number if self._lane and not self._lane.closed else 0
+
+    def begin_gradient(self, payload: Any, sent: Callable[[int], object]) -> Callable[[], object]:
+        sent(self.gradient(payload))
+        return bool
 
     def add(self, number: int, event: events.LockGroupEvent, gradient: int) -> None:
         self._send("inputs", encode_input(event, number, lambda _: gradient, self.ticket))

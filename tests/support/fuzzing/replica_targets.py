@@ -4,6 +4,7 @@ import random
 import re
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -49,6 +50,10 @@ class _Recorder:
         for slab, array in payload.items():
             self.frames += _pieces(Frame.GRADIENT, array, gradient=number, slab=slab)
         return number
+
+    def begin_gradient(self, payload: Payload, sent: Callable[[int], object]) -> Callable[[], object]:
+        sent(self.gradient(payload))
+        return bool
 
     def add(self, number: int, event: LockGroupEvent, gradient: int) -> None:
         self._record(encode_input(event, number, lambda _: gradient, self.ticket))

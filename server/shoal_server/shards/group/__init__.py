@@ -6,11 +6,20 @@ primary keeps for its backup; `shoal_server.replication` sends it. `shoal_server
 exports what other packages may use.
 """
 
+from shoal_server.shards.group.backup_wait import BackupWait, Confirmation
 from shoal_server.shards.group.commit_gate import MAX_PAUSE_S
-from shoal_server.shards.group.confirmation import Confirmation
 from shoal_server.shards.group.input_log import CopyState, InputLog
 from shoal_server.shards.group.lock_group import LockGroup
 from shoal_server.shards.group.pending_copy import CopyStart
 from shoal_server.shards.group.pending_split import check_parts
 
-__all__ = ["MAX_PAUSE_S", "Confirmation", "CopyStart", "CopyState", "InputLog", "LockGroup", "check_parts"]
+__all__ = [
+    "MAX_PAUSE_S",
+    "BackupWait",
+    "Confirmation",
+    "CopyStart",
+    "CopyState",
+    "InputLog",
+    "LockGroup",
+    "check_parts",
+]

@@ -11,8 +11,8 @@ from shoal import errors
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
 from shoal_server.shards.group import tickets
+from shoal_server.shards.group.backup_wait import BackupWait, Confirmation, SendingGradient
 from shoal_server.shards.group.commit_gate import CommitGate
-from shoal_server.shards.group.confirmation import Confirmation
 from shoal_server.shards.group.input_log import InputLog
 from shoal_server.shards.group.pending_copy import PendingCopy
 from shoal_server.shards.group.pending_cut import PendingCut
@@ -22,7 +22,7 @@ from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.mode import Apply, Fold, Mode
 from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.machine.state import GroupState
-from shoal_server.shards.values import Cut, JobShardConfig, ReaderMemory, Selections, StoredShards, Updates
+from shoal_server.shards.values import Cut, JobShardConfig, Payload, ReaderMemory, Selections, StoredShards, Updates
 
 # Versions after which a backup compares its values with those of the primary.
 HASHED_VERSIONS = 1_000
@@ -115,11 +115,11 @@ class GroupShell:
         tickets.refuse_all([*waiting, *tickets.answered_by(effects)], self._gone(), self.config.name)
         self.commit_gate.close()  # last, so that held commits find the group closed
 
-    def confirmation(self, waiting: set[Confirmation]) -> Confirmation | None:
+    def confirmation(self, waiting: set[BackupWait]) -> Confirmation | None:
         """Returns the wait for the backup that everything learnt from the group so far needs before it is told.
 
         Args:
-            waiting: the confirmations that wait, for the owner who ends late ones.
+            waiting: gets the wait until its end.
 
         Returns:
             None if nothing has to wait: there is no backup, or it has all inputs.
@@ -134,6 +134,28 @@ class GroupShell:
             return confirmation
         confirmation.check()
         return None
+
+    def send_gradient(self, payload: Payload, waiting: set[BackupWait]) -> SendingGradient | None:
+        """Sends the arrays of a push to the backup, before the push is staged.
+
+        Otherwise, `stage` does this, and waits in its thread. If the push is not staged, call `drop_gradient`.
+
+        Args:
+            payload: the arrays. They do not change before the push is staged.
+            waiting: gets the wait until its end.
+
+        Returns:
+            The wait until they are sent; None if the push can be staged now.
+        """
+        if (log := self._log) is None or not log.lacks_gradient(payload):
+            return None
+        sending = SendingGradient(log, payload, waiting)
+        return sending if sending.waits else None
+
+    def drop_gradient(self, payload: Payload) -> None:
+        """Forgets the arrays of a push that is not staged."""
+        if log := self._log:
+            log.drop_gradient(payload)
 
     def _advance(
         self, event: events.LockGroupEvent, cut: PendingCut | None = None, *, ends: bool = False

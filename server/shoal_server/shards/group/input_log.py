@@ -33,6 +33,19 @@ class InputSender(Protocol):
         """
         ...
 
+    def begin_gradient(self, payload: Payload, sent: Callable[[int], object]) -> Callable[[], object]:
+        """Sends the arrays of a push, as `gradient`, but on another thread if that needs a wait.
+
+        Args:
+            payload: the arrays. They do not change until they are sent or withdrawn.
+            sent: called once with what `gradient` returns, at once or on another thread. Not called if the arrays are
+                withdrawn before they are being sent.
+
+        Returns:
+            A function that withdraws the arrays.
+        """
+        ...
+
     def add(self, number: int, event: events.LockGroupEvent, gradient: int) -> None:
         """Adds an input. Called in the order of the numbers, with the lock of the group; it does not wait.
 
@@ -52,7 +65,7 @@ class InputSender(Protocol):
         ...
 
     def flush(self) -> None:
-        """Sends the inputs that were added. It waits while the backup does not read."""
+        """Sends the inputs that were added, on another thread if that needs a wait."""
         ...
 
     def flush_at_once(self) -> None:
@@ -127,12 +140,33 @@ class InputLog:
             if self._runs:
                 self._gradients[id(payload)] = number
 
+    def begin_gradient(self, payload: Payload, sent: Callable[[], object]) -> Callable[[], object]:
+        """Sends the arrays of a push, as `send_gradient`, but without a wait.
+
+        Args:
+            payload: the arrays.
+            sent: called when they are sent, or the connection is broken: at once, or on another thread.
+
+        Returns:
+            A function that withdraws the arrays. It has no effect when they are being sent.
+        """
+
+        def done(number: int) -> None:
+            with self._changed:
+                if self._runs:
+                    self._gradients[id(payload)] = number
+            sent()
+
+        return self.sender.begin_gradient(payload, done)
+
     def lacks(self, event: events.LockGroupEvent) -> bool:
-        """Returns whether an input stages arrays that `send_gradient` has not sent."""
-        if not isinstance(event, events.PushStaged) or event.payload is None:
-            return False
+        """Returns whether an input stages arrays that were not sent."""
+        return isinstance(event, events.PushStaged) and event.payload is not None and self.lacks_gradient(event.payload)
+
+    def lacks_gradient(self, payload: Payload) -> bool:
+        """Returns whether the backup needs the arrays of a push, and they were not sent."""
         with self._changed:
-            return self._runs and id(event.payload) not in self._gradients
+            return self._runs and id(payload) not in self._gradients
 
     def drop_gradient(self, payload: Payload) -> None:
         """Forgets the arrays of a push that was not staged."""
@@ -172,7 +206,7 @@ class InputLog:
         return len(self._held)
 
     def flush(self) -> None:
-        """Sends the inputs that were added."""
+        """Sends the inputs that were added, on another thread if that needs a wait."""
         self.sender.flush()
 
     def flush_at_once(self) -> None:

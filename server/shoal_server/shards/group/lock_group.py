@@ -182,7 +182,7 @@ class LockGroup(SplittableGroup):
     def _stage(self, event: events.PushStaged, payload: Payload | None) -> list[events.LockGroupEffect] | None:
         """Sends the arrays of a push to the backup, and stages it. Returns None if a copy has begun in between."""
         log = self._log
-        if log and payload is not None:
+        if log and payload is not None and log.lacks_gradient(payload):
             log.send_gradient(payload)
         try:
             return self._advance(event)
