@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from shoal import _rpc, errors
 from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, header_pb2
 from support.faults.proxy import Network
+from support.waiting import wait_until
 
 
 class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
@@ -279,3 +280,79 @@ def test_a_stream_ends_at_a_request_that_is_no_message(channel: Channel) -> None
 
 def test_an_error_about_half_a_surrogate_pair_can_be_sent() -> None:
     assert _rpc.error_of(_rpc.detail_of(errors.BadRequest("a \ud800 b", name="\ud800"))).message == "a ? b"
+
+
+class Later(_rpc.LaterReply):
+    """A reply that the test gives, perhaps after a second wait."""
+
+    def __init__(self, result: Any) -> None:
+        self.result, self.withdrawn = result, threading.Event()
+        self.asked = threading.Event()
+        self.call: Callable[[], object] = bool
+
+    def on_end(self, call: Callable[[], object]) -> None:
+        self.call = call
+        self.asked.set()
+
+    def withdraw(self) -> None:
+        self.withdrawn.set()
+
+    def finish(self) -> Any:
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+class Late(Coordinator):
+    """Returns a later reply to each call."""
+
+    def __init__(self) -> None:
+        self.replies: list[Later] = []
+
+    @_rpc.servicer
+    def GetStatus(self, request: coordinator_pb2.GetStatusRequest, context: ServicerContext) -> Any:
+        self.replies.append(Later(coordinator_pb2.GetStatusReply(cluster=f"c{len(self.replies)}")))
+        return self.replies[-1]
+
+
+@pytest.fixture
+def late() -> Iterator[tuple[Late, coordinator_pb2_grpc.CoordinatorStub]]:
+    implementation, add = Late(), coordinator_pb2_grpc.add_CoordinatorServicer_to_server
+    server = _rpc.RpcServer("127.0.0.1:0", [("shoal.v1.Coordinator", add, implementation)], threads=1)
+    server.start()
+    with _rpc.channel(server.address) as channel:
+        yield implementation, coordinator_pb2_grpc.CoordinatorStub(channel)
+    server.stop(0.1)
+
+
+class TestLaterReplies:
+    def test_more_calls_wait_than_there_are_threads(
+        self, late: tuple[Late, coordinator_pb2_grpc.CoordinatorStub]
+    ) -> None:
+        implementation, stub = late
+        calls = [stub.GetStatus.future(coordinator_pb2.GetStatusRequest(), timeout=20) for _ in range(5)]
+        wait_until(lambda: len(implementation.replies) == 5 and all(it.asked.is_set() for it in implementation.replies))
+        again, failed, *others = implementation.replies
+        again.result = second = Later(again.result)
+        failed.result = errors.Moved("elsewhere")
+        for each in (again, failed, *others):
+            each.call()
+            each.call()  # a second time does nothing
+        assert second.asked.wait(20)
+        second.call()
+        with _rpc.as_shoal_errors("server"):
+            replies = {call.result().cluster for call in calls if not isinstance(call.exception(), RpcError)}
+        assert replies == {"c0", "c2", "c3", "c4"}
+        (error,) = [
+            _rpc.error_from(error, "server") for call in calls if isinstance(error := call.exception(), RpcError)
+        ]
+        assert isinstance(error, errors.Moved)
+
+    def test_a_reply_is_withdrawn_when_the_caller_is_gone(
+        self, late: tuple[Late, coordinator_pb2_grpc.CoordinatorStub]
+    ) -> None:
+        implementation, stub = late
+        call = stub.GetStatus.future(coordinator_pb2.GetStatusRequest(), timeout=20)
+        wait_until(lambda: implementation.replies and implementation.replies[0].asked.is_set())
+        call.cancel()
+        assert implementation.replies[0].withdrawn.wait(20)
