@@ -302,6 +302,13 @@ REPLICA_BYTES = _add(
     error=errors.LimitExceeded,
     shown="25% of the memory limit of the container or the machine",
 )
+REPLICA_BACKLOG = _add(
+    "REPLICA_BACKLOG",
+    65_536,
+    "inputs",
+    "the inputs of a lock group that its backup has not confirmed; beyond it, pulls and pushes are refused",
+    roles=_SERVER,
+)
 WATCHERS = _add("WATCHERS", 256, "calls", "the calls that watch jobs", roles=_COORDINATOR)
 CALLER_WATCHERS = _add("CALLER_WATCHERS", 64, "calls", "the calls of one caller that watch jobs", roles=_COORDINATOR)
 

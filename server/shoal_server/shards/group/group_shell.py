@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from shoal import errors
+from shoal._limits import catalogue
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
 from shoal_server.shards.group import tickets
@@ -24,6 +25,8 @@ from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.machine.state import GroupState
 from shoal_server.shards.values import Cut, JobShardConfig, Payload, ReaderMemory, Selections, StoredShards, Updates
 
+# Inputs that the backup may lack while more are taken.
+MAX_BACKLOG = catalogue.REPLICA_BACKLOG.default
 # Versions after which a backup compares its values with those of the primary.
 HASHED_VERSIONS = 1_000
 
@@ -151,6 +154,12 @@ class GroupShell:
             return None
         sending = SendingGradient(log, payload, waiting)
         return sending if sending.waits else None
+
+    def _check_backlog(self) -> None:
+        """Raises Overloaded if the backup is so far behind that no more inputs of workers and readers may wait."""
+        if (log := self._log) and (backlog := log.backlog) >= MAX_BACKLOG:
+            problem = f"{self.config.name}: the backup on {log.server} has not confirmed {backlog} inputs"
+            raise catalogue.REPLICA_BACKLOG.refusal(problem, "repeat the call later", limit=MAX_BACKLOG)
 
     def drop_gradient(self, payload: Payload) -> None:
         """Forgets the arrays of a push that is not staged."""

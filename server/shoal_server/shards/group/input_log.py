@@ -201,6 +201,11 @@ class InputLog:
         return self._number
 
     @property
+    def backlog(self) -> int:
+        """Number of inputs that a complete backup has not confirmed."""
+        return self._number - self._copied if self._state in (CopyState.COMPLETE, CopyState.BROKEN) else 0
+
+    @property
     def waiting(self) -> int:
         """Number of answers that wait for the backup."""
         return len(self._held)

@@ -133,8 +133,9 @@ class LockGroup(SplittableGroup):
             As `answer_to`. If there is an answer, the ticket is not called.
 
         Raises:
-            Fenced, BadRequest: as for `stage`.
+            Fenced, BadRequest, Overloaded: as for `stage`.
         """
+        self._check_backlog()
         effects = self._advance(events.PushOpened(ticket, stamp.worker, stamp.incarnation, stamp.step))
         return next((effect for effect in effects if isinstance(effect, events.AnswerPush)), None)
 
@@ -168,7 +169,9 @@ class LockGroup(SplittableGroup):
             Fenced: the worker is not admitted.
             BadRequest: the step was answered long ago, or may not begin yet. Or `squares` is needed but missing, or not
                 valid.
+            Overloaded: the backup is too far behind.
         """
+        self._check_backlog()
         wanted = payload is not None and bool(self.config.peers) and not self.config.consistency.joins_gradients
         squares = pushed_squares(self.config.name, squares) if wanted else None
         event = events.PushStaged(
@@ -230,7 +233,9 @@ class LockGroup(SplittableGroup):
         Raises:
             Fenced: the worker is not admitted.
             BadRequest: the step is out of range, or too far ahead.
+            Overloaded: the backup is too far behind.
         """
+        self._check_backlog()
         self._advance(events.PullRequested(ticket, stamp.worker, stamp.incarnation, stamp.step, ahead))
 
     def abandon(self, ticket: PullTicket) -> None:

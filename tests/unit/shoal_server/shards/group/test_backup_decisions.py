@@ -1,6 +1,8 @@
 """A lock group and its backup, without a connection: late decisions, copies that fail to begin, and answers on hold."""
 
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +13,8 @@ from shoal import consistency, errors, initializers, optim
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server.shards import store as store_module
-from shoal_server.shards.group import input_log
+from shoal_server.shards.group import group_shell, input_log
+from shoal_server.shards.group.backup_wait import BackupWait
 from shoal_server.shards.group.input_log import CopyState, InputLog
 from shoal_server.shards.group.lock_group import LockGroup
 from shoal_server.shards.machine.state import GroupState
@@ -227,3 +230,134 @@ def test_a_backup_that_is_dropped_while_another_is_made_stays_dropped(monkeypatc
     kept = store.add_backup(CONFIG, [second], 1)
     dropping[0].join(5)
     assert store.hosted.all() == [kept]
+
+
+class Waiting:
+    """Collects the ends of waits."""
+
+    def __init__(self) -> None:
+        self.waits = set[BackupWait]()
+        self.ends = 0
+
+    def end(self) -> None:
+        self.ends += 1
+
+
+def test_an_answer_waits_until_the_backup_has_its_inputs(rig: Rig) -> None:
+    assert rig.group.confirmation(set()) is None, "there is no backup"
+    log, waiting = rig.complete(1), Waiting()
+    rig.push("a")
+    first = rig.group.confirmation(waiting.waits)
+    rig.push("b")
+    second = rig.group.confirmation(waiting.waits)
+    assert first
+    assert second
+    assert waiting.waits == {first, second}
+    first.on_end(waiting.end)
+    log.copied(2)
+    assert [first.waits, second.waits, waiting.ends] == [False, True, 1]
+    first.check()
+    assert waiting.waits == {second}
+    log.copied(log.number)
+    assert not second.waits
+    second.on_end(waiting.end)
+    assert waiting.ends == 2
+    assert rig.group.confirmation(waiting.waits) is None
+
+
+def test_a_withdrawn_or_late_answer_is_forgotten(rig: Rig) -> None:
+    log, waiting = rig.complete(1), Waiting()
+    rig.push("a")
+    gone, late, kept = (rig.group.confirmation(waiting.waits) for _ in range(3))
+    assert gone
+    assert late
+    assert kept
+    before = log.waiting
+    gone.withdraw()
+    late.expire(time.monotonic())
+    assert late.waits, "not yet"
+    late.expire(time.monotonic() + input_log.COPY_WAIT_S)
+    assert log.waiting == before - 2
+    assert waiting.waits == {kept}
+    with pytest.raises(errors.Moved, match="the backup on server-1 has not confirmed the call"):
+        late.check()
+    log.copied(log.number)
+    with pytest.raises(errors.Moved):
+        late.check()
+    kept.check()
+
+
+def test_a_closed_group_refuses_answers(rig: Rig) -> None:
+    rig.complete(1)
+    rig.push("a")
+    waiting = rig.group.confirmation(set())
+    rig.group.close()
+    assert waiting
+    assert not waiting.waits
+    with pytest.raises(errors.Moved):
+        waiting.check()
+    with pytest.raises(errors.Moved):
+        rig.group.confirmation(set())
+
+
+class LateSender(Sender):
+    """Sends gradients when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: list[Callable[[int], object]] = []
+
+    def begin_gradient(self, payload: Any, sent: Any) -> Any:
+        self.late.append(sent)
+        return lambda: self.late.remove(sent) if sent in self.late else None
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_gradient_that_is_withdrawn_is_not_staged_by_another_push(rig: Rig, *, begun: bool) -> None:
+    sender = LateSender()
+    log = InputLog("job", 1, "server-1", sender)
+    rig.begin(log)
+    log.copied(0)
+    payload = {0: np.ones(2, np.float32)}
+    sending = rig.group.send_gradient(payload, set())
+    assert sending
+    assert sending.waits
+    sent = sender.late.pop() if begun else None
+    sending.withdraw()
+    assert not sender.late
+    if sent:
+        sent(7)
+        assert sender.forgotten == [7]
+    assert log.lacks_gradient(payload)
+
+
+def test_a_push_whose_gradient_was_sent_is_staged(rig: Rig) -> None:
+    sender = LateSender()
+    log = InputLog("job", 1, "server-1", sender)
+    rig.begin(log)
+    log.copied(0)
+    payload = {0: np.ones(2, np.float32)}
+    sending = rig.group.send_gradient(payload, set())
+    assert sending
+    sender.late.pop()(7)
+    sending.check()
+    rig.group.stage(Stamp("a", 1, 0), 1.0, 0, payload)
+    assert sender.inputs == [(1, "PushStaged", 7)]
+    assert rig.group.send_gradient(payload, set()), "the next push with these arrays"
+
+
+def test_workers_wait_while_the_backup_is_too_far_behind(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_shell, "MAX_BACKLOG", 2)
+    log = rig.complete(1)
+    rig.push("a")
+    with pytest.raises(errors.Overloaded, match="the backup on server-1 has not confirmed 2 inputs"):
+        rig.stage("b")
+    log.copied(log.number)
+    rig.push("b")
+
+
+def test_inputs_that_tell_nobody_anything_leave_no_answers(rig: Rig) -> None:
+    log = rig.complete(1)
+    rig.stage("a")
+    assert log.backlog == 1
+    assert not log.waiting
