@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,9 +201,10 @@ class TestShards:
             saved = servers.cut(servers.hold(), hold_s=60)
             gradients = {name: np.ones(4, np.float32) for name in ("w", "v")}
             pushed = [pool.submit(worker.push, gradients) for worker in workers]
-            call = "commit" if number == 2 else "push"
-            queued = partial(servers.sample, "shoal_server_queued_calls", pool=call)
-            wait_until(lambda: queued() == 4 * number, what="commits that wait for threads, which others hold")
+            wait_until(
+                lambda: sum(len(service.waits.all) for service in servers.services) == 6 * number,
+                what="commits that wait",
+            )
             servers.publish(saved)  # collects the files
             servers.each("ResumeCommits", pb.ResumeCommitsRequest(job="job", cut=1))
             assert [each.result(15).outcome for each in pushed] == ["accepted"] * 6

@@ -1,4 +1,4 @@
-"""Pending reply: a reply that waits for the backup of a lock group, and the waits of a server.
+"""Pending reply: a reply that waits for a backup, or for the end of a cut; and all such waits of a server.
 
 It takes no thread of a pool: a lane waits in its own thread, and a gRPC call has none while it waits.
 """
@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from shoal import _rpc, errors
-from shoal_server.shards import BackupWait, Confirmation, LockGroup, Payload
+from shoal_server.shards import CallWait, Confirmation, LockGroup, Payload
 
 R = TypeVar("R")
 S = TypeVar("S")
 
 
 class PendingReply(_rpc.LaterReply, Generic[R]):
-    """A reply that is not known yet, because its call waits for backups.
+    """A reply that is not known yet, because its call waits.
 
     Args:
         waits: what it waits for, at least one wait.
@@ -26,7 +26,7 @@ class PendingReply(_rpc.LaterReply, Generic[R]):
 
     def __init__(
         self,
-        waits: Sequence[BackupWait],
+        waits: Sequence[CallWait],
         finish: "Callable[[], R | PendingReply[R]]",
         dropped: Callable[[], object] = bool,
     ) -> None:
@@ -72,19 +72,23 @@ class PendingReply(_rpc.LaterReply, Generic[R]):
         return PendingReply(self._waits, finish, self._dropped)
 
 
-class BackupWaits:
-    """The waits of a server for backups. Thread-safe."""
+class CallWaits:
+    """The waits of a server's calls. Thread-safe.
+
+    Attributes:
+        all: the waits that have not ended.
+    """
 
     def __init__(self) -> None:
-        self._waiting: set[BackupWait] = set()
+        self.all: set[CallWait] = set()
 
     def confirmation(self, group: LockGroup) -> Confirmation | None:
         """Returns what an answer of a group has to wait for, as `LockGroup.confirmation`."""
-        return group.confirmation(self._waiting)
+        return group.confirmation(self.all)
 
-    def sending(self, group: LockGroup, payload: Payload | None) -> BackupWait | None:
+    def sending(self, group: LockGroup, payload: Payload | None) -> CallWait | None:
         """Returns what a push has to wait for before it is staged, as `LockGroup.send_gradient`."""
-        return None if payload is None else group.send_gradient(payload, self._waiting)
+        return None if payload is None else group.send_gradient(payload, self.all)
 
     def reply(
         self,
@@ -120,8 +124,8 @@ class BackupWaits:
     def end_late(self) -> None:
         """Ends the waits that have taken too long. The server calls it periodically."""
         now = time.monotonic()
-        for wait in [*self._waiting]:
+        for wait in [*self.all]:
             wait.expire(now)
 
 
-__all__ = ["BackupWaits", "PendingReply"]
+__all__ = ["CallWaits", "PendingReply"]

@@ -10,7 +10,7 @@ from shoal._memory.buffers import BufferPool
 from shoal._wire import Aggregation, Assembler, Chunk, Cursor, Slab, SlabArrays, SlabRange, storage_dtype
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.optimizers import conversions, kernels
-from shoal_server.serving.pending_push import PendingPush, stamp_of
+from shoal_server.serving.pending_push import PendingPush
 from shoal_server.shards import AnswerPush, LockGroup, Payload, Selection, ShardStore
 
 _OUTCOMES = {
@@ -53,7 +53,7 @@ def receive(push: PendingPush, source: PushSource) -> Payload | None:
 
 
 def stage(push: PendingPush, payload: Payload | None, check: Callable[[], object]) -> AnswerPush:
-    """Stages a push on all its shards, and commits it if its header says so.
+    """Stages a push on all its shards.
 
     Args:
         push: the push.
@@ -73,14 +73,10 @@ def stage(push: PendingPush, payload: Payload | None, check: Callable[[], object
         check()
         squares = header.squares if header.HasField("squares") else None
         version = min(header.versions)
-        answer = group.stage(push.stamp, header.weight, version, payload, cursor, squares)
+        return group.stage(push.stamp, header.weight, version, payload, cursor, squares)
     except BaseException:
         drop(push, payload)
         raise
-    if header.commit:
-        with group.commit_gate.passing():
-            answer = group.commit(push.stamp)
-    return answer
 
 
 def drop(push: PendingPush, payload: Payload | None) -> None:
@@ -90,21 +86,16 @@ def drop(push: PendingPush, payload: Payload | None) -> None:
         push.group.drop_gradient(payload)
 
 
-def commit(store: ShardStore, request: pb.CommitRequest) -> tuple[LockGroup, Selection, AnswerPush]:
-    """Commits a staged push.
-
-    Returns:
-        The group, the shards in the request's order, and their answer. It may have to wait for the backup.
+def find(store: ShardStore, request: pb.CommitRequest) -> tuple[LockGroup, Selection]:
+    """Returns the group of a commit, and the shards in the request's order.
 
     Raises:
-        NotStaged: the shards do not hold it.
-        Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the group.
+        StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the group.
     """
     group = store.hosted.group(request.stamp.job, request.stamp.generation, request.shards)
     shards = group.select(request.shards)
     shards.check_whole("commit", group.term)
-    with _tracing.server_span("Commit", request.stamp), group.commit_gate.passing():
-        return group, shards, group.commit(stamp_of(request.stamp))
+    return group, shards
 
 
 def reply_of(shards: Selection, answer: AnswerPush) -> bytes:

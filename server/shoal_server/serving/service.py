@@ -13,11 +13,11 @@ from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.metrics import PushTiming, ServerMetrics
 from shoal_server.replication import Backups
 from shoal_server.serving import pushes
-from shoal_server.serving.pending_push import PendingPush
-from shoal_server.serving.pending_reply import BackupWaits, PendingReply
+from shoal_server.serving.pending_push import PendingPush, stamp_of
+from shoal_server.serving.pending_reply import CallWaits, PendingReply
 from shoal_server.serving.pulls import PendingPull
 from shoal_server.serving.transfers import Transfers
-from shoal_server.shards import AnswerPush, LockGroup, Payload, Selection, ShardStore, ValueReader
+from shoal_server.shards import AnswerPush, LockGroup, Payload, Selection, ShardStore, Stamp, ValueReader
 
 # Called with a number of bytes.
 Counted = Callable[[int], object]
@@ -53,7 +53,7 @@ class DataService:
         self._authorizer.on_revoked(self.end_refused)
         self._waiting: set[PendingPull] = set()
         self._transfers = Transfers()
-        self.waits = BackupWaits()
+        self.waits = CallWaits()
 
     def pull(
         self,
@@ -160,13 +160,15 @@ class DataService:
         """Commits a staged push. Returns its reply.
 
         Raises:
-            ShoalError: see `pushes.commit`.
+            NotStaged: the shards do not hold it.
+            ShoalError: see `pushes.find` and the group.
             Forbidden, Unauthenticated: the caller is another one than the stamp says.
         """
         self._check_caller(request.stamp)
         with self.metrics.pushing("commit") as timing:
-            group, shards, answer = pushes.commit(self.store, request)
-            return self._reply("commit", group, shards, answer, timing)
+            group, shards = pushes.find(self.store, request)
+            with _tracing.server_span("Commit", request.stamp):
+                return self._commit("commit", group, shards, stamp_of(request.stamp), timing)
 
     def assign(self, header: pb.PushHeader, source: pushes.PushSource) -> bytes:
         """Overwrites values. Returns an encoded `PushReply`.
@@ -243,7 +245,25 @@ class DataService:
 
     def _stage(self, push: PendingPush, payload: Payload | None, timing: PushTiming) -> PushReply:
         answer = pushes.stage(push, payload, partial(self._check_caller, push.header.stamp))
+        if push.header.commit:
+            return self._commit("push", push.group, push.shards, push.stamp, timing)
         return self._reply("push", push.group, push.shards, answer, timing)
+
+    def _commit(
+        self, call: Literal["push", "commit"], group: LockGroup, shards: Selection, stamp: Stamp, timing: PushTiming
+    ) -> PushReply:
+        """Commits a staged push as soon as no cut holds back commits."""
+        with group.commit_gate.passing(self.waits.all) as held:
+            if held is None:
+                return self._reply(call, group, shards, group.commit(stamp), timing)
+        timing.goes_on = True
+
+        def opened() -> PushReply:
+            with self.metrics.pushing(call, timing):
+                held.check()
+                return self._commit(call, group, shards, stamp, timing)
+
+        return PendingReply([held], opened)
 
     def _check_after_wait(self, push: PendingPush) -> None:
         """Checks the caller of a push again if it asked for a permit, because it may have waited for a long time.

@@ -6,7 +6,7 @@ through `shoal_server.checkpoints`. These import what this module exports; the p
 are internal. This package knows neither RPCs nor files.
 """
 
-from shoal_server.shards.group import MAX_PAUSE_S, BackupWait, Confirmation, CopyStart, CopyState, InputLog, LockGroup
+from shoal_server.shards.group import MAX_PAUSE_S, CallWait, Confirmation, CopyStart, CopyState, InputLog, LockGroup
 from shoal_server.shards.machine.events import AnswerPush, LockGroupEvent, WorkerProgress
 from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.machine.replica_inputs import decode as decode_input
@@ -30,7 +30,7 @@ __all__ = [
     "MAX_PAUSE_S",
     "AnswerPush",
     "Arena",
-    "BackupWait",
+    "CallWait",
     "Confirmation",
     "CopyStart",
     "CopyState",

@@ -294,3 +294,27 @@ def test_gradients_that_the_backup_does_not_read_stop_no_other_job(
         assert jobs.group.version == 4
         for client in clients:
             client.close()
+
+
+def test_commits_that_a_cut_holds_back_stop_no_other_job(jobs: TwoJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal_server.shards.group.commit_gate.HOLD_S", 60.0)
+    stamps = [jobs.stage(index) for index in range(CALLS)]
+    with jobs.quick_other_job():
+        jobs.group.commit_gate.hold(1)
+        commits = [jobs.commit(stamp) for stamp in stamps]
+        wait_until(lambda: len(jobs.services[0].waits.all) == CALLS, what="commits that wait")
+    assert not any(commit.done() for commit in commits)
+    assert jobs.group.version == 0
+    commits.pop().cancel()
+    wait_until(lambda: len(jobs.services[0].waits.all) == CALLS - 1, what="the end of a wait")
+    jobs.group.commit_gate.resume(1)
+    assert [commit.result().shards[0].outcome for commit in commits] == (CALLS - 1) * [pb.ACCEPTED]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_commits_go_on_when_a_cut_expires(jobs: TwoJobs, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal_server.shards.group.commit_gate.HOLD_S", 0.2)
+    with jobs.client("a0", transport=transport) as worker:
+        worker.pull()
+        jobs.group.commit_gate.hold(1)
+        assert worker.push(ONES).outcome == "accepted"

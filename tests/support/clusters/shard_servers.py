@@ -69,6 +69,7 @@ class ShardServers:
         self.stores: list[ShardStore] = []
         self.lanes: list[LaneEndpoint] = []
         self.endpoints: list[EndpointGroup] = []
+        self.services: list[DataService] = []
         self._max_reader_bytes = max_reader_bytes
         self.addresses = [self._start(rpc_threads, max_lanes, stall_s, clock) for _ in range(servers)]
         self.stubs = [self._stub(address) for address in self.addresses]
@@ -109,6 +110,7 @@ class ShardServers:
             clock=clock,
         )
         service = DataService(store, metrics)
+        self.services.append(service)
         copies = Copies(store, lambda _: caller)
         self._stack.callback(copies.close)
         endpoints = EndpointGroup(service, config)

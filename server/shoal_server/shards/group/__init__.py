@@ -6,7 +6,8 @@ primary keeps for its backup; `shoal_server.replication` sends it. `shoal_server
 exports what other packages may use.
 """
 
-from shoal_server.shards.group.backup_wait import BackupWait, Confirmation
+from shoal_server.shards.group.backup_wait import Confirmation
+from shoal_server.shards.group.call_wait import CallWait
 from shoal_server.shards.group.commit_gate import MAX_PAUSE_S
 from shoal_server.shards.group.input_log import CopyState, InputLog
 from shoal_server.shards.group.lock_group import LockGroup
@@ -15,7 +16,7 @@ from shoal_server.shards.group.pending_split import check_parts
 
 __all__ = [
     "MAX_PAUSE_S",
-    "BackupWait",
+    "CallWait",
     "Confirmation",
     "CopyStart",
     "CopyState",

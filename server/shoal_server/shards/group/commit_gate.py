@@ -1,11 +1,13 @@
 """Commit gate: holds back the commits of a job on one server while a checkpoint's cut reaches all servers."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shoal import errors
+from shoal_server.shards.group.call_wait import CallWait
 
 # Seconds after which an unfinished cut expires, so that training does not wait for a coordinator that died.
 HOLD_S = 2.0
@@ -30,17 +32,29 @@ class CommitGate:
         self._cut = 0  # the cut that holds the gate; 0 if none
         self._until = 0.0
         self._closed = False
+        self._waiting: set[GateWait] = set()
+        self._timer: threading.Timer | None = None  # looks at the gate when the cut expires, while commits wait
 
     @contextmanager
-    def passing(self) -> Iterator[None]:
-        """Waits while a cut holds the gate, and delays the next cut until the block ends."""
+    def passing(self, waiting: set[CallWait]) -> Iterator["GateWait | None"]:
+        """Delays the next cut until the block ends, unless a cut holds the gate now.
+
+        Args:
+            waiting: gets the wait, if there is one.
+
+        Yields:
+            None if no cut holds the gate. Otherwise, the wait until it opens: nothing may be committed before.
+        """
         with self._changed:
-            while self._held_s > 0:
-                self._changed.wait(self._held_s)
-            self._cut = 0  # that cut has expired
-            self._passing += 1
+            wait = self._wait(waiting)
+            if wait is None:
+                self._cut = 0  # that cut has expired
+                self._passing += 1
+        if wait:
+            yield wait
+            return
         try:
-            yield
+            yield None
         finally:
             with self._changed:
                 self._passing -= 1
@@ -56,9 +70,11 @@ class CommitGate:
             self._cut, self._until = cut, self._clock() + HOLD_S
             while self._passing and self._held_s > 0:
                 self._changed.wait(self._held_s)
-            if self._passing:
-                self._cut = 0
-                raise errors.Overloaded(f"running commits took longer than {HOLD_S:g} s; take the cut again later")
+            if not self._passing:
+                return
+            self._cut = 0
+        self._release()
+        raise errors.Overloaded(f"running commits took longer than {HOLD_S:g} s; take the cut again later")
 
     def resume(self, cut: int) -> None:
         """Lets commits pass again if this cut holds them and its snapshots are not being taken now."""
@@ -66,6 +82,7 @@ class CommitGate:
             if self._cut == cut and self._until < float("inf"):
                 self._cut = 0
                 self._changed.notify_all()
+        self._release()
 
     @property
     def is_held(self) -> bool:
@@ -78,6 +95,7 @@ class CommitGate:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._release()
 
     @contextmanager
     def held(self, cut: int, pause_s: float = 0.0) -> Iterator[None]:
@@ -103,6 +121,7 @@ class CommitGate:
             with self._changed:
                 self._until = self._clock() + pause_s
                 self._changed.notify_all()
+            self._release()
 
     @property
     def _held_s(self) -> float:
@@ -111,5 +130,67 @@ class CommitGate:
             return 0.0
         return min(self._until - self._clock(), MAX_PAUSE_S)
 
+    def _wait(self, waiting: set[CallWait]) -> "GateWait | None":
+        """Returns a new wait if a cut holds the gate. Called with the lock."""
+        if (held_s := self._held_s) <= 0:
+            return None
+        wait = GateWait(waiting, self._forget)
+        self._waiting.add(wait)
+        self._watch(held_s)
+        return wait
 
-__all__ = ["HOLD_S", "MAX_PAUSE_S", "CommitGate"]
+    def _watch(self, held_s: float) -> None:
+        """Looks at the gate again after some seconds, because a cut may expire. Called with the lock."""
+        if self._timer is None:
+            self._timer = threading.Timer(held_s, self._look_again)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _look_again(self) -> None:
+        with self._changed:
+            self._timer = None
+            if self._waiting and (held_s := self._held_s) > 0:
+                self._watch(held_s)
+        self._release()
+
+    def _release(self) -> None:
+        """Ends all waits if no cut holds the gate. Called without the lock."""
+        with self._changed:
+            if self._held_s > 0 or not self._waiting:
+                return
+            ready, self._waiting = self._waiting, set()
+            timer, self._timer = self._timer, None
+        if timer:
+            timer.cancel()
+        for wait in ready:
+            wait.release()
+
+    def _forget(self, wait: "GateWait") -> None:
+        with self._changed:
+            self._waiting.discard(wait)
+
+
+class GateWait(CallWait):
+    """The wait of a commit, until no cut holds the gate. The commit then has to ask the gate again.
+
+    Args:
+        waiting: as for `CallWait`.
+        forget: called if the wait ends before the gate has opened.
+    """
+
+    def __init__(self, waiting: set[CallWait], forget: Callable[["GateWait"], object]) -> None:
+        super().__init__(waiting, math.inf)  # a cut expires
+        self._forget = forget
+
+    def release(self) -> None:
+        """Ends the wait, because the gate has opened."""
+        self._end(None)
+
+    def _refusal(self) -> errors.ShoalError:
+        return errors.Cancelled("the call ended while a cut held back its commit")
+
+    def _stop(self) -> None:
+        self._forget(self)
+
+
+__all__ = ["HOLD_S", "MAX_PAUSE_S", "CommitGate", "GateWait"]

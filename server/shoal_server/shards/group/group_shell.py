@@ -12,7 +12,8 @@ from shoal._limits import catalogue
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
 from shoal_server.shards.group import tickets
-from shoal_server.shards.group.backup_wait import BackupWait, Confirmation, SendingGradient
+from shoal_server.shards.group.backup_wait import Confirmation, SendingGradient
+from shoal_server.shards.group.call_wait import CallWait
 from shoal_server.shards.group.commit_gate import CommitGate
 from shoal_server.shards.group.input_log import InputLog
 from shoal_server.shards.group.pending_copy import PendingCopy
@@ -118,7 +119,7 @@ class GroupShell:
         tickets.refuse_all([*waiting, *tickets.answered_by(effects)], self._gone(), self.config.name)
         self.commit_gate.close()  # last, so that held commits find the group closed
 
-    def confirmation(self, waiting: set[BackupWait]) -> Confirmation | None:
+    def confirmation(self, waiting: set[CallWait]) -> Confirmation | None:
         """Returns the wait for the backup that everything learnt from the group so far needs before it is told.
 
         Args:
@@ -138,7 +139,7 @@ class GroupShell:
         confirmation.check()
         return None
 
-    def send_gradient(self, payload: Payload, waiting: set[BackupWait]) -> SendingGradient | None:
+    def send_gradient(self, payload: Payload, waiting: set[CallWait]) -> SendingGradient | None:
         """Sends the arrays of a push to the backup, before the push is staged.
 
         Otherwise, `stage` does this, and waits in its thread. If the push is not staged, call `drop_gradient`.

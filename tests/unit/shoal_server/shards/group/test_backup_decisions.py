@@ -14,7 +14,7 @@ from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server.shards import store as store_module
 from shoal_server.shards.group import group_shell, input_log
-from shoal_server.shards.group.backup_wait import BackupWait
+from shoal_server.shards.group.call_wait import CallWait
 from shoal_server.shards.group.input_log import CopyState, InputLog
 from shoal_server.shards.group.lock_group import LockGroup
 from shoal_server.shards.machine.state import GroupState
@@ -236,7 +236,7 @@ class Waiting:
     """Collects the ends of waits."""
 
     def __init__(self) -> None:
-        self.waits = set[BackupWait]()
+        self.waits = set[CallWait]()
         self.ends = 0
 
     def end(self) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from shoal import errors
+from shoal_server.shards.group.call_wait import CallWait
 from shoal_server.shards.group.commit_gate import HOLD_S, CommitGate
 
 
@@ -25,13 +26,20 @@ class WorkerClock:
 
 
 def passed(gate: CommitGate) -> bool:
-    with gate.passing():
-        return True
+    """Passes the gate as a commit does, but waits in this thread."""
+    while True:
+        with gate.passing(set()) as held:
+            if held is None:
+                return True
+        ended = threading.Event()
+        held.on_end(ended.set)
+        ended.wait()
+        held.check()
 
 
 def test_commits_pass_side_by_side() -> None:
     gate = CommitGate()
-    with gate.passing(), gate.passing():
+    with gate.passing(set()), gate.passing(set()):
         pass
 
 
@@ -39,7 +47,7 @@ def test_a_cut_waits_for_commits_that_have_begun(threads: ThreadPoolExecutor) ->
     gate, begun, end = CommitGate(), threading.Event(), threading.Event()
 
     def commit() -> None:
-        with gate.passing():
+        with gate.passing(set()):
             begun.set()
             end.wait()
 
@@ -100,7 +108,7 @@ def test_a_cut_that_fails_lets_commits_pass() -> None:
 def test_commits_that_do_not_end_fail_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal_server.shards.group.commit_gate.HOLD_S", 0.05)
     gate = CommitGate()
-    with gate.passing():
+    with gate.passing(set()):
         with pytest.raises(errors.Overloaded, match="take the cut again later"):
             gate.hold(1)
         assert passed(gate)
@@ -176,3 +184,18 @@ def test_a_cut_that_is_being_made_is_not_abandoned(threads: ThreadPoolExecutor) 
         waiting = threads.submit(passed, gate)
         assert not waiting.done()
     assert waiting.result(30)
+
+
+def test_a_commit_whose_call_ends_does_not_wait() -> None:
+    gate, waiting = CommitGate(WorkerClock()), set[CallWait]()
+    gate.hold(1)
+    with gate.passing(waiting) as gone, gate.passing(waiting) as kept:
+        assert gone
+        assert kept
+    assert waiting == {gone, kept}
+    gone.withdraw()
+    gate.resume(1)
+    assert not waiting
+    kept.check()
+    with pytest.raises(errors.Cancelled):
+        gone.check()

@@ -242,7 +242,7 @@ def test_later_calls_after_a_failed_update_name_its_cause(monkeypatch: pytest.Mo
     with pytest.raises(errors.InternalError, match=FAILED):
         group.read(group.select(range(SHARDS)))
     group.close()
-    with group.commit_gate.passing():  # it does not hold anybody back
+    with group.commit_gate.passing(set()):  # it does not hold anybody back
         pass
 
 
