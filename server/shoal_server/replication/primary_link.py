@@ -1,7 +1,6 @@
 """Primary link: the primary's end of the connection to the backup of one lock group."""
 
 import math
-import select
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -32,6 +31,7 @@ from shoal_server.optimizers import compilation
 from shoal_server.replication.copy_pace import CopyPace
 from shoal_server.replication.late_sender import LateSender
 from shoal_server.replication.pieces import RegionLayout, pieces_of, shared_piece
+from shoal_server.replication.send_room import SendRoom
 from shoal_server.replication.shared_gradients import SHARED_FROM_BYTES, SharedGradients
 from shoal_server.shards import CopyStart, CopyState, InputLog, LockGroup, LockGroupEvent, Payload, encode_input
 
@@ -39,8 +39,6 @@ _log = structlog.get_logger(__name__)
 
 # Inputs in one frame at most.
 _BATCH = 256
-# A socket that takes anything takes so many bytes at once.
-_AT_ONCE_BYTES = 8 << 10
 # Bytes of gradients that are sent before the copy is complete, and that the backup has to keep meanwhile. Pushes wait
 # for the copy if there are more.
 _MOST_BACKLOG_BYTES = 256 << 20
@@ -78,7 +76,7 @@ class PrimaryLink:
         self.copied_bytes = 0
         self._sending = threading.Lock()  # held while frames are sent on _inputs; no other lock is taken under it
         self._inputs: Connection | None = None
-        self._writable = select.poll()
+        self._room: SendRoom | None = None  # of _inputs, and set before it
         self._lanes: list[Connection] = []
         self._pace, self._ended = pace or CopyPace(), threading.Event()
         self._closed = False
@@ -129,14 +127,14 @@ class PrimaryLink:
         if self.log.state is CopyState.GROWING or not self._sending.acquire(blocking=False):
             return None
         try:
-            if not (self._inputs and self._writable.poll(0)):
+            if not (self._inputs and self._room and self._room.takes(0)):
                 return None
             number = self.next_gradient()
             if self._shared and payload and (region := self._shared.put(number, payload)):
                 return number if self._attempt_shared(number, payload, region) else 0
-            if sum(array.nbytes for array in payload.values()) > _AT_ONCE_BYTES:
+            if not self._room.takes(sum(array.nbytes for array in payload.values())):
                 return None
-            return number if self._send_arrays(number, payload) else 0
+            return number if self._send_arrays(number, payload, shares=False) else 0
         finally:
             self._sending.release()
 
@@ -168,7 +166,7 @@ class PrimaryLink:
         if self._pending and not self._closed and self._sending.acquire(blocking=False):
             try:
                 # A socket that takes anything takes a batch of inputs: they are small, and it has room for a third.
-                if self._inputs and self._writable.poll(0):
+                if self._inputs and self._room and self._room.takes(0):
                     self._send_pending(_BATCH)
             finally:
                 self._sending.release()
@@ -189,12 +187,14 @@ class PrimaryLink:
         for lane in [*self._lanes]:
             lane.close()
         self._pending.clear()
+        if self._room:
+            self._room.close()
         if self._shared:
             self._shared.close()
 
-    def _send_arrays(self, number: int, payload: Payload) -> bool:
+    def _send_arrays(self, number: int, payload: Payload, *, shares: bool = True) -> bool:
         """Sends the arrays of a push, with `_sending` held. Returns whether they were sent."""
-        if self._shared and payload and (region := self._shared.put(number, payload)):
+        if shares and self._shared and payload and (region := self._shared.put(number, payload)):
             return self._attempt_shared(number, payload, region)
         frames = (piece for slab, array in payload.items() for piece in pieces_of(array, gradient=number, slab=slab))
         return not payload or self._attempt(Frame.GRADIENT, frames)
@@ -230,7 +230,9 @@ class PrimaryLink:
                     copies.detect_loss()  # this end sends on the other lane
                     start = self.group.begin_copy(self.log)
                     undo.callback(start.end)
-                    self._writable.register(inputs, select.POLLOUT)
+                    self._room = SendRoom(inputs.fileno())
+                    if self._closed:
+                        self._room.close()
                     self._inputs = inputs
                     inputs.send(Frame.STATE, [start.state.SerializeToString()])
                     for number, payload in start.gradients.items():
