@@ -28,8 +28,7 @@ class EndpointConfig:
         credentials: with TLS settings, endpoints accept TLS only.
         senders: threads that send pulled values; a waiting pull holds none of them.
         receivers: threads that receive pushes; a stalled push blocks no other kind of call.
-        committers: threads that commit pushes. They wait while a cut holds commits back; the calls that end the cut
-            have other threads.
+        committers: threads that commit pushes; a commit that waits holds none of them.
         stall_s: seconds without progress after which a pull or push is ended.
         clock: monotonic clock by which `stall_s` is measured, in seconds.
         authorizer: decides which clients may connect.

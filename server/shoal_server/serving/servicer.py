@@ -24,8 +24,7 @@ MAX_WORKERS = catalogue.CALL_WORKERS.default
 
 # The calls that have threads of their own, by kind, so that no other call delays them. A cut can wait for norms. The
 # allocation of shards takes seconds, and calls that let workers in and out must not wait for it: a job whose calls are
-# not answered restarts. These wait for a lost backup until DropBackup has arrived, so that must not wait for them. A
-# split waits for the end of a step.
+# not answered restarts. A split waits for the end of a step.
 _THREADS = {
     "ShareNorm": "norm",
     "CreateShards": "creation",
