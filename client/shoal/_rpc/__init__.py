@@ -18,7 +18,7 @@ if "GRPC_VERBOSITY" not in os.environ:
 from shoal._rpc.backoff import Backoff
 from shoal._rpc.call_limits import CallLimits
 from shoal._rpc.callers import caller, set_caller
-from shoal._rpc.calls import host_in
+from shoal._rpc.calls import LaterReply, host_in
 from shoal._rpc.channels import (
     as_shoal_errors,
     channel,
@@ -38,7 +38,6 @@ from shoal._rpc.channels import (
 )
 from shoal._rpc.coordinator import CALL_TIMEOUT_S, CoordinatorClient
 from shoal._rpc.heartbeat_pace import HeartbeatPace
-from shoal._rpc.later_reply import LaterReply
 from shoal._rpc.membership import MembershipClient
 from shoal._rpc.outcomes import CallOutcome, OnOutcome
 from shoal._rpc.retries import RETRY_TARGETS, Retries, RetryTarget

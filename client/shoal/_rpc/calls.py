@@ -1,7 +1,10 @@
-"""Calls whose headers have arrived and which have no thread yet, for `reception`; and the classes of calls."""
+"""Calls without a thread: those that have none yet, for `reception`, and those whose reply waits; and their classes."""
 
 import enum
+import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -37,6 +40,54 @@ class Call:
         self.ended: Future[None] = Future()
 
 
+class LaterReply:
+    """What a unary handler returns if its reply has to wait. The call then holds no thread while it waits."""
+
+    def on_end(self, call: Callable[[], object]) -> None:
+        """Calls a function when the wait ends: on any thread, and at once if it has ended. May call it twice."""
+        raise NotImplementedError
+
+    def withdraw(self) -> None:
+        """Ends the wait, because the caller is gone."""
+        raise NotImplementedError
+
+    def finish(self) -> Any:
+        """Returns the reply, after the end of the wait. It may be another `LaterReply`.
+
+        Raises:
+            ShoalError: the error of the call.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class EndedWait:
+    """What a handler gets in place of the request when the wait of its later reply has ended.
+
+    Attributes:
+        request: the request.
+        reply: the reply.
+    """
+
+    request: Any
+    reply: LaterReply
+
+
+def awaited(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a handler of `servicer` that may return later replies, so that its thread waits for them."""
+
+    def handle(request: Any, context: Any) -> Any:
+        reply = handler(request, context)
+        while isinstance(reply, LaterReply):
+            ended = threading.Event()
+            reply.on_end(ended.set)
+            ended.wait()
+            reply = handler(EndedWait(request, reply), context)
+        return reply
+
+    return handle
+
+
 def host_of(event: Any) -> str:
     """Returns where a call comes from, without the port."""
     return host_in(event.call.peer().decode(errors="replace"))
@@ -59,4 +110,4 @@ def size_of(message: Any) -> int:
     return len(message) if isinstance(message, bytes) else int(message.ByteSize())
 
 
-__all__ = ["Call", "CallClass", "host_in", "host_of", "size_of"]
+__all__ = ["Call", "CallClass", "EndedWait", "LaterReply", "awaited", "host_in", "host_of", "size_of"]

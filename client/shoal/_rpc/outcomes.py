@@ -7,8 +7,7 @@ from typing import Any
 import grpc
 
 from shoal._rpc.callers import caller
-from shoal._rpc.calls import host_in
-from shoal._rpc.later_reply import EndedWait, LaterReply
+from shoal._rpc.calls import EndedWait, LaterReply, host_in
 from shoal._security import Principal
 
 

@@ -17,8 +17,7 @@ from typing import Any, Protocol
 
 from shoal import errors
 from shoal._rpc.callers import set_caller
-from shoal._rpc.calls import Call, CallClass, size_of
-from shoal._rpc.later_reply import EndedWait, LaterReply
+from shoal._rpc.calls import Call, CallClass, EndedWait, LaterReply, size_of
 from shoal._security import Principal
 from shoal._system.logs import Log
 

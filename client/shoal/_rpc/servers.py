@@ -13,9 +13,8 @@ from shoal import _tracing, errors
 from shoal._limits import catalogue, count_refusal
 from shoal._rpc import channels, requests
 from shoal._rpc.call_limits import CallLimits
-from shoal._rpc.calls import CallClass
+from shoal._rpc.calls import CallClass, EndedWait, awaited
 from shoal._rpc.health_service import HEALTH, Health
-from shoal._rpc.later_reply import EndedWait, awaited
 from shoal._rpc.outcomes import OnOutcome, observed
 from shoal._rpc.receiving_pool import SUPPORTED, Hold
 from shoal._rpc.reception import Reception
