@@ -290,6 +290,7 @@ class PullCall:
             return work
 
     def _refuse(self, error: errors.ShoalError) -> None:
+        self._pull.drop()
         self._span.end(error)
         _rpc.refuse(self._context, error)
         self._send(None)

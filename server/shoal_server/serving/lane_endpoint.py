@@ -248,9 +248,9 @@ class LaneHandler:
                 self._send_values(pull, step, headers_only=request.headers_only)
             else:
                 self._write_values(pull, step, region)
-        finally:
-            if pull.waits:
-                pull.abandon()
+        except BaseException:
+            pull.abandon()
+            raise
         return waited_s
 
     def _wake(self) -> None:

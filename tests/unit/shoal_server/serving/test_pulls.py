@@ -15,6 +15,7 @@ from shoal._wire.limits import CHUNK_BYTES
 from shoal.v1.header_pb2 import ShardHeader
 from shoal.variables import Variable
 from shoal_server.serving.pulls import PendingPull, replies
+from shoal_server.shards.group.backup_wait import Confirmation
 from shoal_server.shards.group.lock_group import LockGroup
 from shoal_server.shards.values.shard import JobShardConfig, Stamp
 from support.pull_replies import decode_values
@@ -271,3 +272,77 @@ def test_a_transfer_ends_when_its_caller_may_not_have_the_values_any_longer() ->
         assert all(next(messages) for _ in range(2))
         with pytest.raises(errors.Unauthenticated):
             next(messages)
+
+
+class Unconfirmed:
+    """A wait for a backup, which the test ends."""
+
+    def __init__(self) -> None:
+        self.waits, self.withdrawn = True, False
+        self.error: errors.ShoalError | None = None
+        self.call: Callable[[], object] = bool
+
+    def on_end(self, call: Callable[[], object]) -> None:
+        self.call = call
+
+    def end(self, error: errors.ShoalError | None = None) -> None:
+        self.waits, self.error = False, error
+        self.call()
+
+    def check(self) -> None:
+        if self.error:
+            raise self.error
+
+    def withdraw(self) -> None:
+        self.waits, self.withdrawn = False, True
+
+
+def unconfirmed_pull(wakes: Wakes) -> tuple[PendingPull, Unconfirmed, LockGroup]:
+    group, wait = real_group([CHUNK_BYTES]), Unconfirmed()
+    pull = PendingPull(group, group.select([0]), wakes, confirmation=lambda: cast(Confirmation, wait))
+    pull.start(Stamp("", 0, 0), 0)
+    assert pull.take() is not None
+    assert not pull.waits
+    return pull, wait, group
+
+
+def in_use(group: LockGroup) -> bool:
+    return bool(group.shards[0].arenas[0].slab.latest(0).in_use)
+
+
+def test_values_that_the_backup_lacks_wait_for_it(wakes: Wakes) -> None:
+    pull, wait, group = unconfirmed_pull(wakes)
+    woken = wakes.count
+    assert not pull.ready(headers_only=False)
+    assert pull.waits
+    assert in_use(group)
+    wait.end()
+    assert wakes.count == woken + 1
+    assert pull.ready(headers_only=False)
+    with pull.read() as reading:
+        assert reading.version == 0
+    assert not in_use(group)
+
+
+@pytest.mark.parametrize("end", ["abandoned", "refused"])
+def test_values_that_are_not_sent_are_let_go(wakes: Wakes, end: str) -> None:
+    pull, wait, group = unconfirmed_pull(wakes)
+    assert not pull.ready(headers_only=False)
+    if end == "abandoned":
+        pull.abandon()
+        assert wait.withdrawn
+    else:
+        wait.end(errors.Moved("elsewhere"))
+        with pytest.raises(errors.Moved):
+            pull.ready(headers_only=False)
+    assert not in_use(group)
+    assert not pull.waits
+
+
+def test_headers_that_the_backup_lacks_wait_for_it(wakes: Wakes) -> None:
+    pull, wait, group = unconfirmed_pull(wakes)
+    assert not pull.ready(headers_only=True)
+    assert not in_use(group)
+    wait.end()
+    assert pull.ready(headers_only=True)
+    assert pull.version() == 0
