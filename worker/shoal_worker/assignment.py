@@ -14,6 +14,9 @@ from shoal_worker.messages import TrainerOutcome
 
 # After so many trainer crashes of one job in a row, without a push in between, the worker asks to be quarantined.
 _MAX_CRASHES_IN_A_ROW = 3
+# The same for trainers whose incarnation was fenced, or that lost the servers or the coordinator. That is the fault of
+# the network or of this host, and not of the program. So it does not count as a crash, and it may happen more often.
+_MAX_FENCES_IN_A_ROW = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,21 @@ class AssignedJob:
 
 
 # Events.
+
+
+@dataclass(slots=True)
+class _Failures:
+    """The trainers of one job that have failed in a row, without a push in between.
+
+    Attributes:
+        job: name of the job.
+        crashes: trainers that were killed.
+        fences: trainers that were fenced, or lost contact.
+    """
+
+    job: str = ""
+    crashes: int = 0
+    fences: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +175,7 @@ class AssignmentMachine:
         self.draining = False
         self.stopping_after_batch = False  # `running` was asked to stop after its batch
         self.stopping = False
-        self._crashes: tuple[str, int] = ("", 0)  # job, and its trainer crashes in a row without a push
+        self._failures = _Failures()
 
     @property
     def done(self) -> bool:
@@ -219,24 +237,33 @@ class AssignmentMachine:
         if event.outcome is not None and event.outcome.left:
             return [Leave(event.outcome.cursor)]
         if event.outcome is not None and not event.outcome.fenced:
-            self._crashes = ("", 0)
+            self._failures = _Failures()
             error, cursor = event.outcome.error, event.outcome.cursor
             advised = _with_advice(error, event.advice) if error else ""
             return [Finish(advised, event.outcome.shards_lost, cursor=cursor)]
         if event.outcome is None and event.status >= 0:
             ended_itself = f"the program ended its process with exit status {event.status}; its log may say why"
             return [Finish(_with_advice(ended_itself, event.advice))]
-        return self._on_crash(ended.job, _reason(event), event.progressed)
-
-    def _on_crash(self, job: str, reason: str, progressed: bool) -> list[AssignmentEffect]:
         if self.draining:
             return [Leave(None)]
-        last_job, count = self._crashes
-        count = 1 if progressed or job != last_job else count + 1
-        self._crashes = (job, count)
-        if count < _MAX_CRASHES_IN_A_ROW:
+        return self._on_failure(ended.job, event)
+
+    def _on_failure(self, job: str, event: TrainerEnded) -> list[AssignmentEffect]:
+        """Decides what follows after a trainer was killed or fenced."""
+        if event.progressed or job != self._failures.job:
+            self._failures = _Failures(job)
+        failures, reason = self._failures, _reason(event)
+        if event.outcome is None:
+            failures.crashes += 1
+            count, most = failures.crashes, _MAX_CRASHES_IN_A_ROW
+        else:
+            failures.fences += 1
+            count, most = failures.fences, _MAX_FENCES_IN_A_ROW
+        if count < most:
             return [Renew(reason)]  # its progress is unknown: fence this incarnation
         often = f"{reason}; this happened {count} times in a row without a push in between"
+        if event.outcome is not None:
+            often += "; check the network between this worker and the servers and the coordinator"
         return [Finish(often, trainer_failed=True)]
 
 

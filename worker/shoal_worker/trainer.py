@@ -120,9 +120,9 @@ def outcome_of(run: Callable[[], TrainerOutcome]) -> TrainerOutcome:
     """Calls `run` and returns its outcome; an exception becomes an outcome too."""
     try:
         return run()
-    except (errors.Fenced, errors.Unreachable, errors.Unauthenticated) as error:
-        # This incarnation ends, perhaps because the token of its worker was revoked. The job may continue elsewhere, or
-        # here, if the worker has another token.
+    except (errors.Fenced, errors.Unreachable, errors.Moved, errors.Unauthenticated) as error:
+        # This incarnation ends, perhaps because no primary of its shards was found for long, or because the token of
+        # its worker was revoked. The job may continue elsewhere, or here, if the worker has another token.
         return TrainerOutcome(error.message, fenced=True)
     except errors.ShoalError as error:
         return TrainerOutcome(f"{error.code}: {error.message}", shards_lost=isinstance(error, _SHARDS_LOST))

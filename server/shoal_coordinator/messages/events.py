@@ -282,7 +282,7 @@ class WorkerReported(ClusterEvent[ReportAck]):
 class WorkerFinished(ClusterEvent[None]):
     """A worker has finished its part in a job. An error fails the job, unless `shards_lost`: its shards were gone.
 
-    With `trainer_failed`, its trainer was killed several times in a row: the worker is quarantined.
+    With `trainer_failed`, its trainer was killed or fenced several times in a row: the worker is quarantined.
     With `others_go_on`, a session with an error only leaves if the job has other sessions.
     Without an error, `cursor` is its position in its data: all pushes up to it are applied.
     """

@@ -63,7 +63,7 @@ class Trainer:
         """Returns the outcome of training, as `shoal_worker.trainer` does."""
         try:
             return await self._train()
-        except (errors.Fenced, errors.Unreachable) as error:
+        except (errors.Fenced, errors.Unreachable, errors.Moved) as error:
             return TrainerOutcome(error.message, fenced=True)
         except errors.ShoalError as error:
             lost = isinstance(error, (*errors.SHARDS_LOST, errors.NotPlaced))
@@ -196,7 +196,7 @@ class Trainer:
                 if isinstance(error, errors.DeadlineExceeded) and waits:
                     began = now
                 elif now - began > RETRY_FOR_S:
-                    raise errors.Unreachable(f"no primary of lock group {group}: {error.message}") from None
+                    raise
             await self._on_retry()
             await node.sleep(backoff.next(now, moves=True))
 

@@ -148,6 +148,42 @@ def test_a_fenced_trainer_has_not_finished() -> None:
     assert renew == Renew("the trainer cannot continue: not admitted")
 
 
+FENCED = TrainerEnded(0, TrainerOutcome("not admitted", fenced=True), progressed=False)
+
+
+def renewed(machine: AssignmentMachine, life: int, *endings: TrainerEnded) -> list[AssignmentEffect]:
+    """Ends a trainer in each of the next lives, and returns the effects of the last end."""
+    effects: list[AssignmentEffect] = []
+    for number, ending in enumerate(endings, life):
+        effects = fed(machine, IncarnationChanged(number), Assigned(AssignedJob("a", number, number)), ending)
+    return effects
+
+
+def test_a_fence_says_nothing_about_the_program_and_is_no_crash() -> None:
+    machine = registered()
+    assert renewed(machine, 1, FENCED, FENCED, KILLED) == [Renew("the trainer was killed by SIGKILL")]
+    assert renewed(machine, 4, FENCED, KILLED) == [Renew("the trainer was killed by SIGKILL")]
+    [finish] = renewed(machine, 6, FENCED, KILLED)  # a fence does not end a row of crashes either
+    assert isinstance(finish, Finish)
+    assert finish.trainer_failed
+    assert "SIGKILL; this happened 3 times in a row" in finish.error
+
+
+def test_a_worker_that_is_always_fenced_asks_for_a_quarantine() -> None:
+    machine = registered()
+    assert renewed(machine, 1, *[FENCED] * 9) == [Renew("the trainer cannot continue: not admitted")]
+    [finish] = renewed(machine, 10, FENCED)
+    assert isinstance(finish, Finish)
+    assert finish.trainer_failed
+    assert "10 times in a row" in finish.error
+    assert "check the network" in finish.error
+
+
+def test_fences_after_progress_never_add_up() -> None:
+    progressed = TrainerEnded(0, TrainerOutcome("not admitted", fenced=True), progressed=True)
+    assert renewed(registered(), 1, *[progressed] * 30) == [Renew("the trainer cannot continue: not admitted")]
+
+
 def test_an_exit_without_a_word_fails_the_job() -> None:
     machine = registered(Assigned(A))
     [finish] = fed(machine, TrainerEnded(3, None, progressed=False))
