@@ -2692,10 +2692,10 @@ class FinishRequest(_message.Message):
     from its newest checkpoint instead of failing, if it can restart.
     """
     trainer_failed: _builtins.bool
-    """Whether the worker's trainer was killed several times in a row. If so, the coordinator quarantines the worker: its
-    incarnation ends, it gets no assignment of this job for a while, and the job continues with other workers. If all
-    other live workers are quarantined too, or there are none, the job fails with the error instead. Ignored for
-    sessions.
+    """Whether the worker's trainer was killed or fenced several times in a row. If so, the coordinator quarantines the
+    worker: its incarnation ends, it gets no assignment of this job for a while, and the job continues with other
+    workers. If all other live workers are quarantined too, or there are none, the job fails with the error instead.
+    Ignored for sessions.
     """
     others_go_on: _builtins.bool
     """For a session with an error: whether the job goes on if it has other sessions. Then this session only leaves, and
