@@ -56,7 +56,7 @@ class CreateShards:
     generation: int
     consistency: Consistency
     norms: tuple[str, ...] = ()
-    group: int = 0
+    shards: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,17 @@ class DropBackup:
 
 
 @dataclass(frozen=True)
+class SplitGroup:
+    """Makes some shards of a lock group a group of their own."""
+
+    job: str
+    generation: int
+    group: int
+    term: int
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class DropCopy:
     """Frees a copy of an earlier term."""
 
@@ -198,7 +209,7 @@ class ReplicaHello:
 class Pull:
     """Asks a lock group for the values, or with `barrier` only for the step. The reply is a `Pulled`."""
 
-    group: int
+    shards: tuple[int, ...]
     stamp: Stamp
     ahead: int = 0
     barrier: bool = False
@@ -216,7 +227,7 @@ class Pulled:
 class Push:
     """Stages a push, and commits it if `commit` is set. A push without a name brings nothing."""
 
-    group: int
+    shards: tuple[int, ...]
     stamp: Stamp
     weight: float
     version: int
@@ -229,7 +240,7 @@ class Push:
 class Commit:
     """Commits a staged push."""
 
-    group: int
+    shards: tuple[int, ...]
     stamp: Stamp
 
 

@@ -1,6 +1,6 @@
 """Planted bugs: servers that lack one protection. The simulation must find each of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from shoal import errors
@@ -40,8 +40,8 @@ class WithoutFencing(ServerNode):
 class WithoutGeneration(ServerNode):
     """A server that ignores the generation of a call."""
 
-    def group_for(self, job: str, generation: int, number: int) -> Replica:
-        return self.group_at_any_generation(job, number)
+    def group_for(self, job: str, generation: int, shards: Sequence[int]) -> Replica:
+        return self.hosted.group(job, None, shards)
 
 
 class EagerLog(InputLog):

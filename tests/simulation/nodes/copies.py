@@ -30,12 +30,13 @@ class PrimaryLink:
         request: the call of the coordinator.
 
     Attributes:
+        group: the primary.
         log: the log of the group.
         failure: why the copy has failed; None if it has not.
     """
 
     def __init__(self, node: "ServerNode", group: Replica, request: messages.AddBackup) -> None:
-        self._node, self._group, self._request = node, group, request
+        self._node, self.group, self._request = node, group, request
         self.log = node.log_for(group, request, self)
         self.failure: errors.ShoalError | None = None
         self._lane: Lane | None = None
@@ -47,10 +48,10 @@ class PrimaryLink:
     async def run(self) -> None:
         """Makes the copy."""
         node, scheduler, request = self._node, self._node.scheduler, self._request
-        hello = messages.ReplicaHello(self._group.config, request.term, node.name, node.incarnation, self._connect)
+        hello = messages.ReplicaHello(self.group.config, request.term, node.name, node.incarnation, self._connect)
         try:
             await node.call(request.backup, hello)
-            start = await self._group.begin_copy(self.log)
+            start = await self.group.begin_copy(self.log)
         except errors.ShoalError as error:
             self._fail(error)
             return
@@ -208,12 +209,16 @@ class Copies:
 
     def add(self, request: messages.AddBackup) -> bool:
         """Begins to copy a group to another server, unless that was done. Returns whether the copy is complete."""
-        group, key = self._node.group_for(request.job, request.generation, request.group), (request.job, request.group)
+        group, key = (
+            self._node.hosted.group(request.job, request.generation, (request.group,)),
+            (request.job, request.group),
+        )
         group.check_term(request.term)
         link = self._to_backups.get(key)
         if link and link.log.term > request.term:
             raise errors.Moved(f"there is a later decision about lock group {request.group}")
-        if link is None or (link.log.term, link.log.server) != (request.term, request.backup):
+        decision = request.term, request.backup
+        if link is None or (link.log.term, link.log.server) != decision or link.group is not group:
             link = self._to_backups[key] = PrimaryLink(self._node, group, request)
             self._node.scheduler.spawn(self._node.process, link.run())
         if link.failure and link.log.state is not CopyState.BROKEN:
@@ -223,23 +228,23 @@ class Copies:
 
     def drop(self, request: messages.DropBackup) -> None:
         """Continues without the backup of a group."""
-        self._node.group_for(request.job, request.generation, request.group).end_copy(request.term)
+        self._node.hosted.group(request.job, request.generation, (request.group,)).end_copy(request.term)
         link = self._to_backups.get((request.job, request.group))
         if link and link.log.term < request.term:
             self._to_backups.pop((request.job, request.group)).log.end()
 
     def drop_copy(self, request: messages.DropCopy) -> None:
         """Frees this server's copy of a group, if it is of an earlier term."""
-        group = self._node.groups.get(request.job, {}).get(request.group)
+        group = self._node.hosted.held(request.job).get(request.group)
         if group and group.generation == request.generation and group.leave(request.term):
-            self._node.remove(group)
+            self._node.hosted.remove(group)
         link = self._to_backups.get((request.job, request.group))
         if link and link.log.term < request.term:
             self._to_backups.pop((request.job, request.group)).close()
 
     def promote(self, request: messages.Promote) -> None:
         """Makes a backup the primary."""
-        group = self._node.groups.get(request.job, {}).get(request.group)
+        group = self._node.hosted.held(request.job).get(request.group)
         if group is None:
             raise errors.UnknownShard(f"{self._node.name} does not have lock group {request.group}")
         if group.generation != request.generation:
@@ -255,11 +260,11 @@ class Copies:
 
     def accept(self, hello: messages.ReplicaHello) -> None:
         """Makes the memory of a backup. It replaces a backup of an earlier term."""
-        job, generation, number = hello.config.job, hello.config.generation, hello.config.group
+        job, generation, number = hello.config.job, hello.config.generation, min(hello.config.shards)
         earlier = self._from_primaries.get((job, number))
         if earlier and earlier.hello.term == hello.term and earlier.hello.server != hello.server:
             raise errors.Moved(f"{earlier.hello.server} is the primary of lock group {number}, not {hello.server}")
-        held = self._node.groups.get(job, {})
+        held = self._node.hosted.held(job)
         if any(group.generation > generation for group in held.values()):
             raise errors.StaleGeneration(f"{self._node.name} has a later generation than {generation}")
         ended = [it for it in held.values() if it.number == number or it.generation < generation]
@@ -273,10 +278,10 @@ class Copies:
             group.close()
             raise
         for it in ended:
-            self._node.remove(it)
+            self._node.hosted.remove(it)
         if earlier:
             earlier.stop()
-        self._node.groups.setdefault(job, {})[number] = group
+        self._node.hosted.by_job.setdefault(job, {})[number] = group
         self._from_primaries[job, number] = link
 
     def ended(self, link: BackupLink, why: str) -> None:
@@ -285,9 +290,9 @@ class Copies:
         if self._from_primaries.get((group.config.job, group.number)) is link:
             del self._from_primaries[group.config.job, group.number]
         if not link.complete:
-            self._node.remove(group)
+            self._node.hosted.remove(group)
             return
-        if self._node.groups.get(group.config.job, {}).get(group.number) is group:
+        if self._node.hosted.held(group.config.job).get(group.number) is group:
             group.lose_primary(why)
         if group.broken_replica:
             self._node.wake()

@@ -1,6 +1,6 @@
 """Lock group of a simulated server: the real state machine, and values that are counts of pushes."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -30,8 +30,9 @@ class Group:
         follows: for a backup, the term of its primary.
 
     Attributes:
+        shards: its shards.
         number: names the group in its job: the smallest index of its shards.
-        log: the log of the backup; None if there is no backup.
+        logs: the logs of the backups; empty if there are none.
         term: the term of the primary, as far as known.
     """
 
@@ -44,10 +45,11 @@ class Group:
         checker: Checker,
         follows: int | None = None,
     ) -> None:
-        self.server, self.config, self.generation, self.number = server, config, config.generation, config.group
+        self.server, self.config, self.generation = server, config, config.generation
+        self.shards, self.number = frozenset(config.shards), min(config.shards)
         self.follows, self.term = follows is not None, follows or 0
-        self.log: InputLog | None = None
-        self._moved = False  # other servers have the copies now
+        self.logs: list[InputLog] = []
+        self._moved = False  # other servers or lock groups have the shards now
         self._use(machine, checker)
         self._scheduler, self._checker = scheduler, checker
         self.staged: dict[str, PushName | None] = {}  # by worker, the name of its last staged push
@@ -78,21 +80,21 @@ class Group:
         """
         self.check_open()
         payload = event.payload if isinstance(event, events.PushStaged) else None
-        if self.log and payload:
-            self.log.send_gradient(payload)
+        if payload:
+            for log in self.logs:
+                log.send_gradient(payload)
         try:
             effects = self._advance(event)
         except errors.ShoalError:
-            if self.log and payload:
-                self.log.drop_gradient(payload)
+            if payload:
+                for log in self.logs:
+                    log.drop_gradient(payload)
             raise
         answers = [answer for effect in effects if (answer := self._answer(effect))]
-        if self.log:
-            self.log.add(event)
-            self.log.flush()
-            self.log.when_copied(self.log.number, partial(_give, answers), partial(self._refuse, answers))
-        else:
-            _give(answers)
+        for log in self.logs:
+            log.add(event)
+            log.flush()
+        self._when_copied(partial(_give, answers), partial(self._refuse, answers))
         if any(isinstance(effect, events.MeasureNorm) for effect in effects):
             effects += self.handle(events.NormMeasured((1.0,)))
         return effects
@@ -129,17 +131,30 @@ class Group:
     def _refuse(self, answers: "list[_Reply]") -> None:
         _give([(tickets, self._gone()) for tickets, _ in answers])
 
+    def _when_copied(self, give: Callable[[], object], refuse: Callable[[], object]) -> None:
+        """Gives an answer when all backups have the last input; refuses it if the group is closed before."""
+        waits_for = [(log, log.number) for log in self.logs]
+
+        def go_on() -> None:
+            if waits_for:
+                log, number = waits_for.pop()
+                log.when_copied(number, go_on, refuse)
+            else:
+                give()
+
+        go_on()
+
     async def confirm(self) -> None:
-        """Waits until the backup has all inputs, if there is a backup, as `InputLog.wait` does with a thread.
+        """Waits until the backups have all inputs, as `InputLog.wait` does with a thread.
 
         Raises:
             Moved: it does not get them in time, or the group was closed.
         """
-        if self.log is None:
+        if not self.logs:
             return
         copied: Future[None] = Future()
         moved = errors.Moved(f"{self.config.job}: the backup has not confirmed the call", job=self.config.job)
-        self.log.when_copied(self.log.number, partial(copied.set, None), partial(copied.fail, moved))
+        self._when_copied(partial(copied.set, None), partial(copied.fail, moved))
         if not copied.done:
             self._scheduler.after(COPY_WAIT_S, lambda: copied.fail(moved))
             await copied
@@ -190,8 +205,8 @@ class Group:
         self._checker.closed(self)
         for ticket in [] if self.follows else self.machine.abandon_all():  # the tickets of a backup are numbers
             ticket.fail(self._gone())
-        if self.log:
-            self.log.close()
+        for log in self.logs:
+            log.close()
         if self.waiting_cut:
             self.waiting_cut.fail(self._gone())
         self._notify()
@@ -206,11 +221,11 @@ class Group:
     @property
     def awaits_decision(self) -> bool:
         """Whether the values may have updates that nobody was told of, because the backup may lack them."""
-        return self.log is not None and self.log.state in (CopyState.COMPLETE, CopyState.BROKEN)
+        return any(log.state in (CopyState.COMPLETE, CopyState.BROKEN) for log in self.logs)
 
     def _gone(self) -> errors.ShoalError:
         if self._moved:
-            return errors.Moved(f"other servers have lock group {self.number} of {self.config.job} now")
+            return errors.Moved(f"other servers or groups have the shards of lock group {self.number} now")
         return errors.UnknownJob(f"{self.config.job} was dropped on {self.server}")
 
     # The commit gate.

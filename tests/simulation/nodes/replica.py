@@ -1,16 +1,18 @@
-"""Replicated lock group of a simulated server: what `ReplicatedGroup` adds to a lock group (docs/decisions/0082)."""
+"""Replicated lock group of a simulated server: what `ReplicatedGroup` and `SplittableGroup` add to a lock group."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from shoal import errors
 from shoal.status import BrokenReplica
 from shoal.v1 import replica_pb2
 from shoal_server.shards.group.input_log import CopyState, InputLog
+from shoal_server.shards.group.pending_split import LOOK_AGAIN_S
 from shoal_server.shards.group.replicated_group import QUIET_WAIT_S
 from shoal_server.shards.machine import events
+from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.mode import Mode
 from shoal_server.shards.machine.state import GroupState
 from simulation.messages import PushName
@@ -33,26 +35,45 @@ class CopyStart:
     values: Mapping[str, Any]
 
 
+@dataclass
+class PendingSplit:
+    """A split that waits for a moment.
+
+    Attributes:
+        shards: the shards that leave the group.
+        divide: called with the two groups, which calls must find from then on.
+        done: whether it was made; an error if it is refused.
+    """
+
+    shards: tuple[int, ...]
+    divide: Callable[[Any, Any], object]
+    done: Future[None]
+
+
 # The attributes of a group that are its values, or that the checker reads.
 _VALUES = ("staged", "pushes", "held", "fenced", "released", "value", "_stored_version")
 
 
 class Replica(Group):
-    """A lock group with the calls about its copies."""
+    """A lock group with the calls about its copies, and about its split."""
 
     _pending: tuple[InputLog, Future[CopyStart]] | None = None  # the copy that waits for a moment to begin
+    _split: PendingSplit | None = None  # the split that waits for such a moment
     _loaded = False  # of a backup: whether it has had all values
     _lost_primary = ""
 
     def handle(self, event: events.LockGroupEvent) -> list[events.LockGroupEffect]:
         effects = super().handle(event)
         self._try_copy()
+        self._try_split()
         return effects
 
     def close(self) -> None:
         super().close()
         if self._pending:
             self._pending[1].fail(self._gone())
+        if self._split:
+            self._split.done.fail(self._gone())
 
     # As a primary.
 
@@ -60,12 +81,10 @@ class Replica(Group):
         """Begins a copy for a backup, as soon as the open step has no contribution."""
         self.check_open()
         self._take_term(log.term)
-        if self.log and self.log.term == log.term and self.log.state in (CopyState.COMPLETE, CopyState.BROKEN):
+        if any(it.term == log.term and it.state in (CopyState.COMPLETE, CopyState.BROKEN) for it in self.logs):
             raise errors.Moved(f"lock group {self.number} had a complete backup in term {log.term}")
         self._refuse_pending()
-        earlier, self.log = self.log, None
-        if earlier:
-            earlier.end()
+        self._end_logs()
         started: Future[CopyStart] = Future()
         self._pending = log, started
         self._try_copy()
@@ -79,13 +98,16 @@ class Replica(Group):
     def end_copy(self, term: int) -> None:
         """Continues without a backup: answers that wait for it are given."""
         self.check_open()
-        newest = self._pending[0] if self._pending else self.log
-        if newest and newest.term >= term:
+        newest = [self._pending[0]] if self._pending else self.logs
+        if any(log.term >= term for log in newest):
             return
         self._take_term(term)
         self._refuse_pending()
-        log, self.log = self.log, None
-        if log:
+        self._end_logs()
+
+    def _end_logs(self) -> None:
+        logs, self.logs = self.logs, []
+        for log in logs:
             log.end()
 
     def leave(self, term: int) -> bool:
@@ -120,7 +142,9 @@ class Replica(Group):
     def _refuse_pending(self) -> None:
         if self._pending:
             self._pending[1].fail(errors.Moved(f"the copy of term {self._pending[0].term} is not wanted"))
-            self._pending = None
+        if self._split:
+            self._split.done.fail(errors.Moved(f"the split of lock group {self.number} is not wanted"))
+        self._pending = self._split = None
 
     def _try_copy(self) -> None:
         if not self._pending or self._pending[1].done or not self.machine.is_copyable:
@@ -134,8 +158,88 @@ class Replica(Group):
             return number
 
         self.machine.write_to(state, number_of, log.sender.ticket)
-        self.log = log
+        self.logs = [log]
         started.set(CopyStart(state, gradients, {name: copy(getattr(self, name)) for name in _VALUES}))
+
+    async def split(
+        self,
+        shards: tuple[int, ...],
+        term: int,
+        divide: Callable[[Self, Self], object],
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        """Makes two groups of this one, as soon as the open step has no contribution."""
+        self.check_open()
+        self.check_term(term)
+        self._check_splittable(shards, term)
+        self._take_term(term)
+        self._refuse_pending()
+        self._split = pending = PendingSplit(shards, divide, Future())
+        self._try_split()
+        until = self._scheduler.now + QUIET_WAIT_S
+        while not pending.done.done:
+            woken: Future[None] = Future()
+            pending.done.then(lambda woken=woken: woken.set(None))  # type: ignore[misc]
+            self._scheduler.after(LOOK_AGAIN_S, lambda woken=woken: woken.set(None))  # type: ignore[misc]
+            await woken
+            if self._split is not pending:
+                continue
+            if not is_wanted() or self._scheduler.now >= until:
+                self._split = None
+                raise (errors.Overloaded if is_wanted() else errors.Cancelled)("the split was not made")
+            self._try_split()
+        pending.done.result()
+
+    def _check_splittable(self, shards: tuple[int, ...], term: int) -> None:
+        if not self.shards.issuperset(shards):
+            if term == self.term:
+                raise errors.Moved(f"lock group {self.number} has no shards {shards} any more at term {term}")
+            raise errors.BadRequest(f"lock group {self.number} has the shards {sorted(self.shards)}, not {shards}")
+        if self._pending or any(log.state is not CopyState.ENDED for log in self.logs):
+            raise errors.BadRequest(f"lock group {self.number} has a backup; end it with DropBackup first")
+
+    def _try_split(self) -> None:
+        pending = self._split
+        held = self.waiting_cut is not None or self.held_s > 0
+        if not pending or pending.done.done or self.closed or held or not self.machine.is_copyable:
+            return
+        self._split = None
+        parts = self._parts(pending.shards)
+        try:
+            pending.divide(*parts)
+        except errors.ShoalError as error:
+            for part in parts:
+                part.close()
+            pending.done.fail(error)
+            return
+        self._moved = True
+        self.close()
+        pending.done.set(None)
+
+    def _parts(self, shards: tuple[int, ...]) -> tuple[Self, Self]:
+        state, names = replica_pb2.GroupState(), list[PushName]()
+
+        def number_of(name: PushName) -> int:
+            names.append(name)
+            return len(names)
+
+        self.machine.write_to(state, number_of, lambda _: 1)
+        start = CopyStart(state, dict(enumerate(names, 1)), {name: copy(getattr(self, name)) for name in _VALUES})
+        rest = tuple(sorted(self.shards.difference(shards)))
+        return self.part(rest, start), self.part(shards, start)
+
+    def part(self, shards: tuple[int, ...], start: CopyStart) -> Self:
+        """Returns a group of some shards that continues from the state of this one."""
+        config, new_mode = replace(self.config, shards=shards), self._new_mode
+        empty = GroupState(config.job, new_mode(), peers=config.norms)
+        part = type(self)(self.server, config, empty, self._scheduler, self._checker)
+        part.load(start, new_mode())
+        part.machine.forget_callers()
+        part.term = self.term
+        return part
+
+    def _new_mode(self) -> Mode:
+        return mode_for(self.config.consistency, shares_norms=bool(self.config.norms))
 
     # As a backup.
 
@@ -187,11 +291,10 @@ class Replica(Group):
     @property
     def broken_replica(self) -> BrokenReplica | None:
         """What the coordinator has to decide about; None if there is nothing."""
-        log = self.log
         if self.follows:
             reason = self._lost_primary
         else:
-            reason = log.failure or "it is closed" if log and log.state is CopyState.BROKEN else ""
+            reason = next((log.failure or "it is closed" for log in self.logs if log.state is CopyState.BROKEN), "")
         if not reason or self.closed:
             return None
         return BrokenReplica(self.config.job, self.generation, self.number, self.term, not self.follows, reason)

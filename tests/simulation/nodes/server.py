@@ -1,12 +1,14 @@
 """Server of a simulation: lock groups with the real state machine, behind the calls that servers answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from shoal import errors
 from shoal.status import Role, ServerLoad
 from shoal_server.shards.group.input_log import InputLog, InputSender
 from shoal_server.shards.group.pending_cut import NORM_WAIT_S
+from shoal_server.shards.group.pending_split import check_parts
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.mode import Mode
@@ -17,6 +19,7 @@ from simulation.invariants import joined
 from simulation.network import Context
 from simulation.nodes.copies import Copies
 from simulation.nodes.group import Group, answer_in
+from simulation.nodes.hosted import Hosted, check_whole
 from simulation.nodes.node import Member, Node, World
 from simulation.nodes.replica import Replica
 from simulation.scheduler import Future, Life
@@ -25,16 +28,18 @@ from simulation.scheduler import Future, Life
 class ServerNode(Node):
     """A server.
 
-    The methods `machine_for`, `log_for`, `group_for` and `fence` are seams: bugs are planted there.
+    `replica_class` and the methods `machine_for`, `log_for`, `group_for` and `fence` are seams: bugs are planted there.
 
     Attributes:
-        groups: the lock groups, with the backups, by job and number of the group.
+        hosted: the lock groups, with the backups.
         copies: the connections between primaries and backups.
     """
 
+    replica_class: type[Replica] = Replica
+
     def __init__(self, name: str, world: World, pace: float) -> None:
         super().__init__(name, world, pace)
-        self.groups: dict[str, dict[int, Replica]] = {}
+        self.hosted = Hosted(name)
         self.copies = Copies(self)
         self._creating: dict[str, int] = {}  # by job, the creations in progress that were not dropped
         self._saves: dict[str, tuple[int, ShardFile | None]] = {}  # by job, its newest checkpoint; None: not written
@@ -59,6 +64,7 @@ class ServerNode(Node):
             messages.DropBackup: self._copy_call(Copies.drop),
             messages.Promote: self._copy_call(Copies.promote),
             messages.DropCopy: self._copy_call(Copies.drop_copy, awaited=False),
+            messages.SplitGroup: self._split,
             messages.ReplicaHello: self._copy_call(Copies.accept, awaited=False),
         }
 
@@ -83,8 +89,7 @@ class ServerNode(Node):
         self._registered = True
 
     def _load(self) -> ServerLoad:
-        broken = [it.broken_replica for groups in self.groups.values() for it in groups.values()]
-        return ServerLoad(broken_replicas=tuple(filter(None, broken)))
+        return ServerLoad(broken_replicas=tuple(filter(None, (it.broken_replica for it in self.hosted.all))))
 
     def wake(self) -> None:
         """Sends the next heartbeat immediately."""
@@ -106,27 +111,13 @@ class ServerNode(Node):
         """Returns the log that decides when the answers of a group may leave."""
         return InputLog(request.job, request.term, request.backup, sender)
 
-    def group_for(self, job: str, generation: int, number: int) -> Replica:
-        """Returns a lock group of a job for a call that carries a generation."""
-        group = self.group_at_any_generation(job, number)
-        if group.generation != generation:
-            raise errors.StaleGeneration(f"{self.name} has generation {group.generation}, not {generation}")
-        if group.number != number:
-            raise errors.UnknownShard(f"{self.name} does not have lock group {number} of {job}")
-        return group
+    def group_for(self, job: str, generation: int, shards: Sequence[int]) -> Replica:
+        """Returns the lock group of some shards for a call that carries a generation."""
+        return self.hosted.group(job, generation, shards)
 
     def fence(self, group: Group, worker: str, incarnation: int) -> int:
         """Fences a worker, and returns its committed steps."""
         return events.only(group.handle(events.WorkerFenced(worker, incarnation)), events.AnswerFence).committed_steps
-
-    def group_at_any_generation(self, job: str, number: int) -> Replica:
-        """Returns the lock group with a number, or the only one of a job."""
-        groups = self._of_job(job)
-        if len(groups) == 1:
-            return next(iter(groups.values()))
-        if number not in groups:
-            raise errors.UnknownShard(f"{self.name} does not have lock group {number} of {job}")
-        return groups[number]
 
     # Groups.
 
@@ -137,35 +128,13 @@ class ServerNode(Node):
 
     def new_group(self, config: messages.CreateShards, follows: int | None = None) -> Replica:
         """Returns a new lock group."""
-        return Replica(self.name, config, self.machine_for(config), self.scheduler, self.checker, follows)
-
-    def groups_of(self, job: str, generation: int | None = None) -> list[Replica]:
-        """Returns the groups of a job of which this server is the primary."""
-        groups = [group for _, group in sorted(self._of_job(job).items()) if not group.follows]
-        if not groups:
-            raise errors.Moved(f"{self.name} has only backups of {job}")
-        if generation is not None and groups[0].generation != generation:
-            raise errors.StaleGeneration(f"{self.name} has generation {groups[0].generation}, not {generation}")
-        return groups
-
-    def remove(self, group: Replica) -> None:
-        """Frees a group."""
-        groups = self.groups.get(group.config.job, {})
-        if groups.get(group.number) is group:
-            del groups[group.number]
-        group.close()
-
-    def _of_job(self, job: str) -> dict[int, Replica]:
-        groups = self.groups.get(job)
-        if not groups:
-            raise errors.UnknownJob(f"{job} has no shards on {self.name}")
-        return groups
+        return self.replica_class(self.name, config, self.machine_for(config), self.scheduler, self.checker, follows)
 
     # Calls of the coordinator.
 
     async def _create(self, request: messages.CreateShards, context: Context) -> None:
         _check_awaited(context)
-        held = self.groups.get(request.job, {})
+        held = self.hosted.held(request.job)
         if any(group.generation > request.generation for group in held.values()):
             raise errors.StaleGeneration(f"{self.name} has a later generation than {request.generation}")
         if any(group.generation == request.generation for group in held.values()):
@@ -175,15 +144,15 @@ class ServerNode(Node):
         await self.sleep(0.01)  # to allocate them
         if self._creating.get(request.job) != mine:
             raise errors.UnknownJob(f"{request.job} was dropped while its shards were being created")
-        held = self.groups.get(request.job, {})
+        held = self.hosted.held(request.job)
         group = self.new_group(request)
-        self.groups[request.job] = {group.number: group}
+        self.hosted.by_job[request.job] = {group.number: group}
         for earlier in held.values():
             earlier.close()
 
     async def _drop(self, request: messages.DropShards, context: Context) -> None:
         _check_awaited(context)
-        held = self.groups.pop(request.job, {})
+        held = self.hosted.by_job.pop(request.job, {})
         self._creating.pop(request.job, None)
         self._saves.pop(request.job, None)
         for group in held.values():
@@ -191,7 +160,7 @@ class ServerNode(Node):
         self.copies.forget(request.job)
 
     async def _restore(self, request: messages.Restore, context: Context) -> None:
-        [group] = self.groups_of(request.job, request.generation)
+        [group] = self.hosted.groups_of(request.job, request.generation)
         disk = self.world.disk
         disk.check()
         await self.sleep(0.02)
@@ -205,62 +174,75 @@ class ServerNode(Node):
 
     async def _admit(self, request: messages.AdmitWorkers, context: Context) -> list[int | errors.ShoalError]:
         _check_awaited(context)
-        groups = self.groups_of(request.job)
-        results: list[int | errors.ShoalError] = []
-        for worker, incarnation, rank in request.workers:
-            try:
-                steps = []
-                for group in groups:
-                    effects = group.handle(events.WorkerAdmitted(worker, incarnation, rank))
-                    await group.confirm()
-                    steps.append(events.only(effects, events.AnswerAdmission).step)
-                results.append(max(steps))
-            except (errors.Fenced, errors.BadRequest) as error:
-                results.append(error)
-        return results
+
+        async def admit_all(groups: list[Replica]) -> list[int | errors.ShoalError]:
+            results: list[int | errors.ShoalError] = []
+            for worker, incarnation, rank in request.workers:
+                try:
+                    steps = []
+                    for group in groups:
+                        effects = group.handle(events.WorkerAdmitted(worker, incarnation, rank))
+                        await group.confirm()
+                        steps.append(events.only(effects, events.AnswerAdmission).step)
+                    results.append(max(steps))
+                except (errors.Fenced, errors.BadRequest) as error:
+                    results.append(error)
+            return results
+
+        return await self.hosted.on_groups(request.job, admit_all)
 
     async def _fence(self, request: messages.FenceWorkers, context: Context) -> list[int]:
         _check_awaited(context)
-        groups = self.groups_of(request.job)
-        committed = []
-        for worker, incarnation in request.workers:
-            found = []
-            for group in groups:
-                found.append(self.fence(group, worker, incarnation))
-                group.fenced[worker] = max(incarnation, group.fenced.get(worker, 0))
-                await group.confirm()
-            committed.append(max(found))
-        return committed
+
+        async def fence_all(groups: list[Replica]) -> list[int]:
+            committed = []
+            for worker, incarnation in request.workers:
+                found = []
+                for group in groups:
+                    found.append(self.fence(group, worker, incarnation))
+                    group.fenced[worker] = max(incarnation, group.fenced.get(worker, 0))
+                    await group.confirm()
+                committed.append(max(found))
+            return committed
+
+        return await self.hosted.on_groups(request.job, fence_all)
 
     async def _release(self, request: messages.ReleaseWorkers, context: Context) -> None:
         _check_awaited(context)
-        groups = self.groups_of(request.job)
-        for worker, incarnation, committed in request.workers:
-            for group in groups:
-                group.check_open()
-                group.released.setdefault((worker, incarnation), committed)
-                self._close_step(group, group.handle(events.WorkerReleased(worker, incarnation, committed)))
-                await group.confirm()
+
+        async def release_all(groups: list[Replica]) -> None:
+            for worker, incarnation, committed in request.workers:
+                for group in groups:
+                    group.check_open()
+                    group.released.setdefault((worker, incarnation), committed)
+                    self._close_step(group, group.handle(events.WorkerReleased(worker, incarnation, committed)))
+                    await group.confirm()
+
+        await self.hosted.on_groups(request.job, release_all)
 
     async def _hold(self, request: messages.HoldCommits, context: Context) -> dict[str, events.WorkerProgress]:
         del context
-        found = []
-        for group in self.groups_of(request.job, request.generation):
-            await group.hold(request.cut)
-            group.check_open()
-            progress = group.machine.progress()
-            await group.confirm()
-            found.append(progress)
-        return joined(found)
+
+        async def hold_all(groups: list[Replica]) -> dict[str, events.WorkerProgress]:
+            found = []
+            for group in groups:
+                await group.hold(request.cut)
+                group.check_open()
+                progress = group.machine.progress()
+                await group.confirm()
+                found.append(progress)
+            return joined(found)
+
+        return await self.hosted.on_groups(request.job, hold_all, request.generation)
 
     async def _resume(self, request: messages.ResumeCommits, context: Context) -> None:
         del context
-        for group in self.groups_of(request.job):
+        for group in self.hosted.groups_of(request.job):
             group.resume(request.cut)
 
     async def _save(self, request: messages.Save, context: Context) -> list[messages.Saved]:
         del context
-        groups = self.groups_of(request.job, request.generation)
+        groups = self.hosted.groups_of(request.job, request.generation)
         saved = [await self._cut(group, request) for group in groups]
         self._saves[request.job] = mine = (request.number, None)
         file = ShardFile(tuple(pushes for _, pushes in saved), saved[0][0].version)
@@ -294,7 +276,7 @@ class ServerNode(Node):
 
     async def _collect(self, request: messages.CollectFiles, context: Context) -> ShardFile | None:
         del context
-        self.groups_of(request.job)
+        self.hosted.groups_of(request.job)
         number, file = self._saves.get(request.job, (0, None))
         if request.number != number:
             raise errors.UnknownCheckpoint(f"{self.name} does not write checkpoint {request.number}")
@@ -302,8 +284,14 @@ class ServerNode(Node):
 
     # Calls of workers.
 
+    def _whole_group(self, request: messages.Pull | messages.Push | messages.Commit) -> Replica:
+        """Returns the lock group that a worker's call names."""
+        group = self.group_for(request.stamp.job, request.stamp.generation, request.shards)
+        check_whole(group, request.shards)
+        return group
+
     async def _pull(self, request: messages.Pull, context: Context) -> messages.Pulled:
-        group = self.group_for(request.stamp.job, request.stamp.generation, request.group)
+        group = self._whole_group(request)
         ticket = group.pull(request.stamp, request.ahead)
         if not ticket.done:
             context.on_cancel = lambda: group.abandon(ticket)
@@ -317,7 +305,7 @@ class ServerNode(Node):
     async def _push(self, request: messages.Push, context: Context) -> events.AnswerPush:
         del context
         stamp = request.stamp
-        group = self.group_for(stamp.job, stamp.generation, request.group)
+        group = self._whole_group(request)
         group.check_open()
         if known := group.machine.answer_to(stamp.worker, stamp.incarnation, stamp.step):
             group.committed(stamp, known)
@@ -343,7 +331,7 @@ class ServerNode(Node):
 
     async def _commit(self, request: messages.Commit, context: Context) -> events.AnswerPush:
         del context
-        group = self.group_for(request.stamp.job, request.stamp.generation, request.group)
+        group = self._whole_group(request)
         return await self._committed(group, request.stamp)
 
     async def _committed(self, group: Group, stamp: messages.Stamp) -> events.AnswerPush:
@@ -389,17 +377,29 @@ class ServerNode(Node):
 
     async def _norm(self, request: messages.ShareNorm, context: Context) -> None:
         del context
-        [group] = self.groups_of(request.job, request.generation)
+        [group] = self.hosted.groups_of(request.job, request.generation)
         self._close_step(group, group.handle(events.NormReceived(request.server, request.step, request.squares)))
 
     def _clear(self) -> None:
-        groups, self.groups = self.groups, {}
         self._creating, self._saves = {}, {}
-        for of_job in groups.values():
-            for group in of_job.values():
-                group.close()
+        for group in self.hosted.take_all():
+            group.close()
 
     # Copies.
+
+    async def _split(self, request: messages.SplitGroup, context: Context) -> None:
+        """Makes two lock groups of one, as `ShardStore.split` does."""
+        _check_awaited(context)
+        hosted, about = self.hosted, (request.job, request.group, request.shards, request.term)
+        check_parts(request.job, request.group, request.shards)
+        group = hosted.numbered(request.job, request.generation, request.group)
+        if hosted.is_split(*about):
+            return
+        try:
+            await group.split(request.shards, request.term, partial(hosted.divide, group), lambda: context.active)
+        except errors.Moved:
+            if not hosted.is_split(*about):  # by another call
+                raise
 
     def _copy_call(self, call: Callable[[Copies, Any], Any], *, awaited: bool = True) -> Any:
         async def answer(request: Any, context: Context) -> Any:

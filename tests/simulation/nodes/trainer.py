@@ -5,13 +5,11 @@ by their stamp, and adopts a new placement.
 """
 
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal import errors
-from shoal._training.failover import WITHOUT_PRIMARY, AttemptBackoff
-from shoal._wire import Cursor, DataRange, Lease, NoRange, Placement
+from shoal._wire import Cursor, DataRange, Lease, NoRange
 from shoal.status import JobState
 from shoal.variables import Variable
 from shoal_coordinator.messages import ProgramDescription, events
@@ -20,9 +18,9 @@ from shoal_worker.assignment import AssignedJob
 from shoal_worker.messages import TrainerOutcome
 from simulation import messages
 from simulation.messages import Pulled, PushName, Stamp
-from simulation.nodes.node import RETRY_FOR_S
+from simulation.nodes.connections import Connection, Connections
 from simulation.plan import COORDINATOR
-from simulation.scheduler import Life, all_of
+from simulation.scheduler import Life
 
 if TYPE_CHECKING:
     from simulation.nodes.worker import WorkerNode
@@ -30,10 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 VARIABLES = {name: Variable(4) for name in "abcdef"}
-_JOIN_TIMEOUT_S, _PULL_TIMEOUT_S, _IDLE_S, _ASK_AGAIN_S = 30.0, 10.0, 0.02, 0.5
-_PLACEMENTS = 3
-# Seconds after which a pull from a lost server is repeated, if there is a backup.
-_WATCHED_S = 3.0
+_JOIN_TIMEOUT_S, _IDLE_S, _ASK_AGAIN_S = 30.0, 0.02, 0.5
 
 
 class Trainer:
@@ -49,9 +44,8 @@ class Trainer:
         self._plan, self._checker = node.world.plan, node.checker
         self._identity = assigned.job, node.name, assigned.incarnation
         self.step = self.accepted = self.dropped = self.samples = 0
-        self._placement: Placement | None = None
-        self._servers: dict[int, str] = {}  # by lock group
-        self._versions: dict[int, int] = {}  # of the last pulled values, by lock group
+        self._connections: Connections  # after it has entered the job
+        self._versions: dict[int, int] = {}  # of the last pulled values, by shard
         self._asked_at = float("-inf")
         self._staged_step = -1
         self._lease: Lease | None = None
@@ -93,7 +87,9 @@ class Trainer:
             if joined.placement and joined.ready:
                 break
             await self._node.sleep(0.1)
-        self._use(joined.placement)
+        self._connections = Connections(
+            self._node, self.life, self.assigned.job, joined.placement, self._on_retry, self._ask
+        )
         self.step = joined.step
 
     async def _advance(self) -> bool:
@@ -145,76 +141,8 @@ class Trainer:
 
     # The servers.
 
-    def _use(self, placement: Placement) -> None:
-        self._placement = placement
-        self._servers = {group: shards[0].server for group, shards in placement.by_group().items()}
-
     def _stamp(self, step: int) -> Stamp:
-        assert self._placement
-        return Stamp(*self._identity, step, self._placement.generation)
-
-    async def _each(self, call: Callable[[int], Any], *, waits: bool = False) -> list[Any]:
-        """Calls every lock group in parallel. If the placement is old, takes the new one and repeats all calls."""
-        for _ in range(_PLACEMENTS):
-            try:
-                tasks = [
-                    self._node.scheduler.spawn(self.life, self._repeated(partial(call, group), group, waits))
-                    for group in self._servers
-                ]
-                return await all_of(task.result for task in tasks)
-            except errors.StaleGeneration:
-                self._use(await self._ask(messages.Placements(self.assigned.job)))
-        raise errors.StaleGeneration("the placement keeps changing")
-
-    async def _repeated(self, request: Callable[[], Any], group: int, waits: bool) -> Any:
-        if self._plan.replicas > 1:
-            return await self._followed(request, group, waits)
-        server = self._servers[group]
-
-        async def call() -> Any:
-            while True:
-                try:
-                    return await self._node.call(server, request(), _PULL_TIMEOUT_S if waits else 5.0, self.life)
-                except errors.DeadlineExceeded:
-                    if not waits:
-                        raise
-
-        return await self._node.retrying(call, on_retry=self._on_retry)
-
-    async def _followed(self, request: Callable[[], Any], group: int, waits: bool) -> Any:
-        """Calls the primary of a lock group that has a backup, as `PlacedServers.retrying` does."""
-        node, began = self._node, self._node.clock.monotonic()
-        backoff = AttemptBackoff(began, node.scheduler.random.random)
-        while True:
-            server = self._servers[group]
-            try:
-                return await node.call(server, request(), _WATCHED_S if waits else 5.0, self.life)
-            except (errors.Unreachable, errors.DeadlineExceeded, errors.Moved, *WITHOUT_PRIMARY) as error:
-                if await self._has_moved(group, server):
-                    continue
-                now = node.clock.monotonic()
-                if isinstance(error, errors.DeadlineExceeded) and waits:
-                    began = now
-                elif now - began > RETRY_FOR_S:
-                    raise
-            await self._on_retry()
-            await node.sleep(backoff.next(now, moves=True))
-
-    async def _has_moved(self, group: int, server: str) -> bool:
-        """Asks the coordinator where the lock groups are. Returns whether this one is not on a server any more."""
-        known = self._placement
-        assert known
-        try:
-            found = await self._node.call(COORDINATOR, messages.Placements(self.assigned.job), 2.0, self.life)
-        except (errors.NotPlaced, errors.UnknownJob):
-            found = None
-        except errors.ShoalError:
-            return False  # the coordinator may be away; the servers go on without it
-        if found is None or found.generation != known.generation:
-            raise errors.StaleGeneration("the job is no longer on the servers of its generation")
-        if self._placement is known:
-            self._use(found)
-        return self._servers[group] != server
+        return Stamp(*self._identity, step, self._connections.placement.generation)
 
     async def _pull(self, *, barrier: bool = False) -> None:
         fetched, self._ahead = self._ahead, None
@@ -224,20 +152,22 @@ class Trainer:
         self.step, self._versions = max(self.step, step), versions
 
     async def _fetch(self, step: int, ahead: int, *, barrier: bool = False) -> tuple[int, dict[int, int]]:
-        """Pulls from all lock groups, until all are at one step."""
+        """Pulls from all lock groups, until all are at one step. Returns it, and the version of each shard."""
         while True:
             request = partial(self._pull_request, step, ahead, barrier)
-            found: list[Pulled] = await self._each(request, waits=True)
+            found: list[Pulled] = await self._connections.each(request, waits=True)
             newest = max(step + ahead, *(it.step for it in found))
             if all(it.step == newest for it in found):
-                versions = dict(zip(self._servers, (it.version for it in found), strict=True))
-                for group, version in versions.items():
-                    self._checker.pulled(f"{self._node.name}/{self.life.number}", self._stamp(step), group, version)
+                versions: dict[int, int] = {}
+                for connection, pulled in zip(self._connections.all, found, strict=True):
+                    versions.update(dict.fromkeys(connection.shards, pulled.version))
+                    caller = f"{self._node.name}/{self.life.number}"
+                    self._checker.pulled(caller, self._stamp(step), connection.group, pulled.version)
                 return newest, versions
             step = newest - ahead
 
-    def _pull_request(self, step: int, ahead: int, barrier: bool, group: int) -> messages.Pull:
-        return messages.Pull(group, self._stamp(step), ahead, barrier)
+    def _pull_request(self, step: int, ahead: int, barrier: bool, connection: Connection) -> messages.Pull:
+        return messages.Pull(connection.shards, self._stamp(step), ahead, barrier)
 
     async def _push(self, samples: int) -> None:
         assert self._lease
@@ -249,25 +179,44 @@ class Trainer:
         await self._send((part.epoch, start, start + samples), float(samples))
 
     async def _send(self, brings: tuple[int, int, int] | None, weight: float) -> None:
-        """Stages a push on all servers, and commits it on all. With one server, both happen in one call."""
-        step, cursor = self.step, self._cursor
+        """Stages a push on all servers, and commits it on all. With one lock group, both happen in one call."""
+        step, cursor, connections = self.step, self._cursor, self._connections
         nothing = brings is None and self._staged_step != step
         versions = self._versions
         name: PushName | None = None
 
-        def stage(group: int) -> messages.Push:
+        def at_once() -> bool:
+            return len(connections.all) == 1 or nothing  # may change with the placement
+
+        def push(connection: Connection) -> messages.Push:
             nonlocal name
-            stamp = self._stamp(step)
-            at_once = len(self._servers) == 1 or nothing
-            if not at_once:
+            if brings or not at_once():  # one server may stage it, too, and its lock group may then be split
                 self._staged_step = step
+            stamp = self._stamp(step)
             if brings:
                 name = PushName(stamp.generation, stamp.worker, stamp.incarnation, step, *brings)
-            return messages.Push(group, stamp, weight, versions.get(group, 0), name, cursor, at_once)
+            version = min(versions.get(shard, 0) for shard in connection.shards)
+            return messages.Push(connection.shards, stamp, weight, version, name, cursor, at_once())
 
-        answers: list[AnswerPush] = await self._each(stage)
-        if not (len(self._servers) == 1 or nothing):
-            answers = await self._each(lambda group: messages.Commit(group, self._stamp(step)))
+        def commit(connection: Connection) -> messages.Commit:
+            return messages.Commit(connection.shards, self._stamp(step))
+
+        moves = {connection: connection.moves for connection in connections.all}
+
+        async def commit_moved(connection: Connection) -> AnswerPush:
+            """Commits a staged push. If the server does not have it and is another one by now, stages it there, too."""
+            try:
+                answer: AnswerPush = await connections.call(connection, commit)
+            except errors.NotStaged:
+                if connection.moves == moves.get(connection):
+                    raise
+                await connections.call(connection, push)
+                answer = await connections.call(connection, commit)
+            return answer
+
+        answers: list[AnswerPush] = await connections.each(push)
+        if not at_once():
+            answers = await connections.each_with(commit_moved)
         self._count(answers, name, round(weight))
         self.step = max(self.step, step + 1, *(it.step for it in answers))
 
