@@ -8,6 +8,7 @@ from shoal.status import JobState
 from simulation.invariants import Checker, Violation
 from simulation.network import Network
 from simulation.nodes import CoordinatorNode, ServerNode, WorkerNode, World
+from simulation.places import Places
 from simulation.plan import COORDINATOR, LIMIT_S, Fault, FaultKind, Plan, server_names, worker_names
 from simulation.scheduler import Scheduler
 
@@ -59,13 +60,18 @@ class Simulation:
         self.servers = [server_class(name, self.world, next(paces)) for name in server_names(plan.servers)]
         self.workers = [WorkerNode(name, self.world, next(paces)) for name in worker_names(plan.workers)]
         self.coordinator = CoordinatorNode(COORDINATOR, self.world, plan.paces[-1])
+        self.places = Places(plan, self.coordinator, self.servers, self.checker)
+        if plan.moves:
+            self.world.holds_end, self.world.check_drained = self.places.holds_end, self.places.check_drained
 
     def run(self) -> Result:
         """Runs until the job ends, or an invariant is broken."""
         scheduler = self.scheduler
         self.coordinator.start()
+        later = {fault.target for fault in self.plan.faults if fault.kind is FaultKind.JOIN}
         for node in (*self.servers, *self.workers):
-            node.start()
+            if node.name not in later:
+                node.start()
         for fault in self.plan.faults:
             scheduler.at(fault.at, self._beginning(fault))
         scheduler.at(self.plan.calm_at, self.network.calm)
@@ -96,7 +102,9 @@ class Simulation:
 
     def _check_end(self, completes: bool) -> None:
         if not completes or self.coordinator.ended is None:
-            raise Violation("completes", f"the job has not ended at {self.scheduler.now:.0f} s: {self._state()}")
+            why = self.places.problem() if self.plan.moves else ""
+            now = self.scheduler.now
+            raise Violation("completes", f"the job has not ended at {now:.0f} s: {self._state()} {why}")
         state, reason = self.coordinator.ended
         if state is not JobState.SUCCEEDED:
             raise Violation("succeeds", f"the job ended {state.value}: {reason}")
@@ -118,9 +126,10 @@ class Simulation:
         scheduler.tell("FAULT", fault)
         match fault.kind:
             case FaultKind.CRASH:
-                node.crash()
-                node.clock.offset_s = fault.offset_s
-                scheduler.after(fault.seconds, node.start)
+                if node.life is not None:
+                    node.crash()
+                    node.clock.offset_s = fault.offset_s
+                    scheduler.after(fault.seconds, node.start)
             case FaultKind.CRASH_TRAINER:
                 node.crash_trainer()
             case FaultKind.STOP:
@@ -135,6 +144,12 @@ class Simulation:
                 scheduler.after(fault.seconds, self._storage_returns)
             case FaultKind.CHECKPOINT:
                 self.coordinator.request_checkpoint()
+            case FaultKind.JOIN:
+                node.start()
+            case FaultKind.DRAIN:
+                self.coordinator.order_drain(fault.target)
+            case FaultKind.TERMINATE:
+                node.terminate(fault.grace_s, fault.seconds)
 
     def _storage_returns(self) -> None:
         self.world.disk.away = False

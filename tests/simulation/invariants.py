@@ -103,6 +103,10 @@ class Checker:
         if groups.get(group.number) is group:
             del groups[group.number]
 
+    def serves(self, group: Applied) -> bool:
+        """Returns whether a lock group is the newest primary of its shards."""
+        return self._groups.get(group.generation, {}).get(group.number) is group
+
     def restored(self, group: Applied) -> None:
         """A lock group was filled from a checkpoint: each group of a generation from the same one."""
         base = self._bases.setdefault(group.generation, frozenset(group.pushes))

@@ -1,6 +1,7 @@
 """Plan of one run: the members, the job, the weather and the faults. A seed gives one plan."""
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -21,6 +22,13 @@ class FaultKind(Enum):
     LINK = "link"  # two machines cannot reach each other
     STORAGE = "storage"  # the checkpoint storage is away
     CHECKPOINT = "checkpoint"  # no fault: a user asks for a checkpoint
+    JOIN = "join"  # no fault: another server starts
+    DRAIN = "drain"  # no fault: a user orders that a server drains and ends for good
+    TERMINATE = "terminate"  # a server gets SIGTERM: it drains, ends, and another process starts
+
+
+# What is drawn for all runs.
+_COMMON = tuple(kind for kind in FaultKind if kind.value not in ("join", "drain", "terminate"))
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,7 @@ class Fault:
         seconds: how long it lasts.
         other: the other end of a link.
         offset_s: how far the clock of a restarted machine is off.
+        grace_s: of SIGTERM, the grace period.
     """
 
     at: float
@@ -42,6 +51,7 @@ class Fault:
     seconds: float
     other: str = ""
     offset_s: float = 0.0
+    grace_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class Plan:
 
     Attributes:
         seed: seed of the run.
-        servers, workers: number of machines.
+        servers, workers: number of machines. In a run with moves, some of the servers join later.
         wanted: number of workers that the job wants.
         consistency: the job's mode.
         samples, epochs, range_size, batch: the job's data.
@@ -59,6 +69,8 @@ class Plan:
         overlap: whether workers pull the next values before they push.
         weather: how bad the network is until the faults end.
         replicas: copies of each shard.
+        moves: whether the shards are large enough to move, and the job goes on until all is in its place.
+        step_s: mean seconds of a worker's step.
         paces: seconds of each machine's clock in a true second; by index, servers first.
         faults: in order of time.
     """
@@ -79,6 +91,8 @@ class Plan:
     paces: tuple[float, ...]
     faults: tuple[Fault, ...]
     replicas: int = 1
+    moves: bool = False
+    step_s: float = 0.07
 
     @property
     def calm_at(self) -> float:
@@ -96,7 +110,7 @@ class Plan:
             f"seed {self.seed}: {self.servers} servers, {self.workers} workers ({self.wanted} wanted), "
             f"{self.consistency}, {self.epochs} x {self.samples} samples in ranges of {self.range_size} and batches of "
             f"{self.batch}, checkpoints every {self.checkpoint_s:g} s, norms={self.norms}, overlap={self.overlap}, "
-            f"replicas={self.replicas}",
+            f"replicas={self.replicas}, moves={self.moves}",
             f"  {self.weather}",
         ]
         lines += [
@@ -159,7 +173,7 @@ def plan_of(seed: int) -> Plan:
     if race:
         more, weather = race(draw, plan)
         plan, faults = replace(plan, weather=weather), faults[:2] + more
-    return _replicated(replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at))))
+    return moving(_replicated(replace(plan, faults=in_order(faults))))
 
 
 def _replicated(plan: Plan) -> Plan:
@@ -169,7 +183,48 @@ def _replicated(plan: Plan) -> Plan:
     if plan.servers < 2 or plan.norms or draw.random() < 0.5:
         return plan
     faults = plan.faults + (_failover_race(draw, plan) if draw.random() < 0.5 else ())
-    return replace(plan, replicas=2, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+    return replace(plan, replicas=2, faults=in_order(faults))
+
+
+def in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """Returns faults in the order of their times."""
+    return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
+def moving(plan: Plan) -> Plan:
+    """Returns the plan, for a third of the seeds with servers that come and go, and shards that move."""
+    draw = random.Random(f"moves {plan.seed}")
+    # The servers of a job that exchange norms do not move.
+    if plan.norms or draw.random() < 0.6:
+        return plan
+    joins, drains = draw.choice(((1, 0), (1, 0), (2, 0), (0, 1), (1, 1), (1, 1), (1, 2)))
+    servers = plan.servers + joins
+    names = server_names(servers)
+    comings = [Fault(draw.uniform(1.0, 5.0), FaultKind.JOIN, name, 0.0) for name in names[plan.servers :]]
+    goings = [_going(draw, names) for _ in range(drains)]
+    kept = [replace(it, at=0.7 * it.at, seconds=min(it.seconds, 4.0)) for it in plan.faults]
+    added = [*comings, *goings]
+    drained = sum(it.kind is FaultKind.DRAIN for it in goings)
+    if draw.random() < 0.7:
+        added += _moving_race(draw, draw.choice(added), names)
+    split = plan.servers
+    return replace(
+        plan,
+        servers=servers,
+        replicas=2 if servers - drained > 1 and draw.random() < 0.5 else 1,
+        moves=True,
+        step_s=0.2,
+        samples=draw.choice((32, 45)),
+        paces=(*plan.paces[:split], *(draw.uniform(0.95, 1.05) for _ in comings), *plan.paces[split:]),
+        faults=in_order([*kept, *added]),
+    )
+
+
+def _going(draw: random.Random, names: list[str]) -> Fault:
+    at, name = draw.uniform(2.0, 7.0), draw.choice(names)
+    if draw.random() < 0.5:
+        return Fault(at, FaultKind.DRAIN, name, 0.0)
+    return Fault(at, FaultKind.TERMINATE, name, draw.uniform(0.5, 3.0), grace_s=draw.choice((4.0, 20.0, 60.0)))
 
 
 def _weather(draw: random.Random) -> Weather:
@@ -189,7 +244,7 @@ def _faults(draw: random.Random, plan: Plan) -> tuple[Fault, ...]:
     servers, workers = server_names(plan.servers), worker_names(plan.workers)
     found = []
     for _ in range(draw.choice((0, 1, 2, 3, 4))):
-        kind = draw.choice([*FaultKind, FaultKind.CRASH, FaultKind.CRASH])
+        kind = draw.choice([*_COMMON, FaultKind.CRASH, FaultKind.CRASH])
         target = draw.choice([*servers, *workers, COORDINATOR])
         if kind is FaultKind.CRASH_TRAINER:
             target = draw.choice(workers)
@@ -220,6 +275,16 @@ def _late_restart(draw: random.Random, plan: Plan) -> tuple[tuple[Fault, ...], W
     server = draw.choice(server_names(plan.servers))
     crash = Fault(draw.uniform(1.0, 4.0), FaultKind.CRASH, server, draw.uniform(0.05, 2.0))
     return (crash,), replace(plan.weather, late=draw.choice((0.03, 0.1)), late_s=draw.choice((6.0, 9.0)))
+
+
+def _moving_race(draw: random.Random, change: Fault, names: list[str]) -> list[Fault]:
+    """A server or the coordinator dies, or is cut off, while shards move because of a change of the servers."""
+    wait_s = 3.0 if change.kind is FaultKind.JOIN else 0.0  # the coordinator waits for other changes
+    at = change.at + wait_s + draw.uniform(0.0, 2.0)
+    target = draw.choice([change.target, *names, COORDINATOR])
+    kind = draw.choice((FaultKind.CRASH, FaultKind.CRASH, FaultKind.PARTITION, FaultKind.STOP, FaultKind.LINK))
+    other = draw.choice([name for name in (*names, COORDINATOR) if name != target]) if kind is FaultKind.LINK else ""
+    return [Fault(at, kind, target, draw.uniform(0.05, 5.0), other)]
 
 
 def _failover_race(draw: random.Random, plan: Plan) -> tuple[Fault, ...]:

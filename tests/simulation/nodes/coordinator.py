@@ -12,8 +12,9 @@ from shoal.job import Job
 from shoal.optim import SGD
 from shoal.status import JobState, Role
 from shoal_coordinator.cluster import Cluster, ClusterPolicy
+from shoal_coordinator.cluster.shards import SMALLEST_MOVE_BYTES
 from shoal_coordinator.job import JobMachine
-from shoal_coordinator.messages import Effect, ServerRef, events
+from shoal_coordinator.messages import DrainOrder, Effect, ServerRef, events
 from shoal_coordinator.persistence import ClusterRecords, encode_records, restored
 from simulation import messages
 from simulation.network import Context
@@ -22,10 +23,9 @@ from simulation.nodes.node import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, JOB
 from simulation.plan import Plan
 from simulation.scheduler import Future, Life
 
-POLICY = ClusterPolicy(
-    HEARTBEAT_TIMEOUT_S, checkpoints=True, heartbeat_interval_s=HEARTBEAT_INTERVAL_S, event_bytes=1 << 24
-)
 _TICK_S, _JOIN_WAIT_S = 0.3, 20.0
+# In a run with moves, the shards of a job have 16 bytes, and all are worth a move.
+MOVED_BYTES = 1
 
 
 class CoordinatorNode(Node):
@@ -54,8 +54,9 @@ class CoordinatorNode(Node):
     def begin(self, life: Life) -> None:
         self._forget()
         self._now = self.clock.steady()
-        found = restored(self.world.metadata.load(), POLICY, self._now())
-        self.machine = found or Cluster("reef", POLICY, self._now())
+        policy = _policy(self.world.plan)
+        found = restored(self.world.metadata.load(), policy, self._now())
+        self.machine = found or Cluster("reef", policy, self._now())
         self._records = ClusterRecords(self.machine)
         self._tasks = EffectTasks(self)
         self._note(self.machine.pending_effects)
@@ -80,6 +81,13 @@ class CoordinatorNode(Node):
         """Lets a user ask for a checkpoint now."""
         if self.life:
             self.scheduler.spawn(self.life, self.decide(events.CheckpointRequested(JOB)))
+
+    def order_drain(self, server: str) -> None:
+        """Lets a user order a server to drain. The user tries again while the coordinator does not answer."""
+        if self.life:
+            self.scheduler.spawn(self.life, self.decide(events.DrainOrdered(server, DrainOrder())))
+        else:
+            self.scheduler.after(1.0, lambda: self.order_drain(server))
 
     def wanted(self, effect: int, server: ServerRef) -> bool:
         """Returns whether a server is alive and the effect is still pending."""
@@ -190,6 +198,16 @@ class CoordinatorNode(Node):
                 self.checker.workers_lost = True
 
 
+def _policy(plan: Plan) -> ClusterPolicy:
+    return ClusterPolicy(
+        HEARTBEAT_TIMEOUT_S,
+        checkpoints=True,
+        heartbeat_interval_s=HEARTBEAT_INTERVAL_S,
+        event_bytes=1 << 24,
+        smallest_move_bytes=MOVED_BYTES if plan.moves else SMALLEST_MOVE_BYTES,
+    )
+
+
 def job_of(plan: Plan) -> Job:
     """Returns the job of a plan."""
     return Job(
@@ -203,10 +221,10 @@ def job_of(plan: Plan) -> Job:
         epochs=plan.epochs,
         batch_size=plan.batch,
         range_size=plan.range_size,
-        shards=2 * plan.servers,
+        shards=6 if plan.moves else 2 * plan.servers,
         replicas=plan.replicas,
         checkpoints=CheckpointPolicy(every_s=plan.checkpoint_s, keep_last=2),
     )
 
 
-__all__ = ["CoordinatorNode", "job_of"]
+__all__ = ["MOVED_BYTES", "CoordinatorNode", "job_of"]

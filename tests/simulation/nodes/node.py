@@ -1,13 +1,14 @@
 """Node: a machine whose process can be started, stopped and killed, its membership, and the calls that it repeats."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from shoal import errors
 from shoal._rpc import Backoff
 from shoal.status import Role, ServerLoad
-from shoal_coordinator.messages import Assignment, Registration, events
+from shoal_coordinator.messages import HeartbeatResult, Registration, events
 from simulation.clock import Clock
 from simulation.disk import CheckpointDisk, MetadataDisk
 from simulation.invariants import Checker
@@ -34,6 +35,9 @@ class World:
     disk: CheckpointDisk = field(default_factory=CheckpointDisk)
     metadata: MetadataDisk = field(default_factory=MetadataDisk)
     nodes: dict[str, Any] = field(default_factory=dict)  # by name
+    # In a run with moves: whether the job must not end yet, and the check of a server that was allowed to leave.
+    holds_end: Callable[[], bool] = lambda: False
+    check_drained: Callable[[str], object] = lambda _: None
 
 
 class Node:
@@ -138,7 +142,7 @@ class Member:
         node: Node,
         role: Role,
         *,
-        on_reply: Callable[[Assignment | None], object] = lambda _: None,
+        on_reply: Callable[[HeartbeatResult], object] = lambda _: None,
         on_incarnation: Callable[[int], object] = lambda _: None,
         on_end: Callable[[], object] = bool,
         load: Callable[[], ServerLoad | None] = lambda: None,
@@ -146,8 +150,9 @@ class Member:
         self._node, self._role = node, role
         self._on_reply, self._on_incarnation, self._on_end, self._load = on_reply, on_incarnation, on_end, load
         self._processes = 0
-        self._renews = False
+        self._renews = self._leaves = False
         self._woken: Future[None] = Future()
+        self._ended: Future[None] = Future()
         self.incarnation = 0
 
     def renew(self) -> None:
@@ -159,11 +164,20 @@ class Member:
         """Sends the next heartbeat immediately."""
         self._woken.set(None)
 
+    async def leave(self) -> None:
+        """Ends the heartbeats, and leaves the cluster. The call is not repeated."""
+        self._leaves = True
+        self.wake()
+        await self._ended
+        if self.incarnation:
+            with suppress(errors.ShoalError):  # its heartbeat timeout will expire instead
+                await self._node.call(COORDINATOR, events.MemberLeft(self._node.name, self.incarnation), 1.0)
+
     async def run(self) -> None:
-        """Registers, and sends heartbeats."""
+        """Registers, and sends heartbeats, until the member leaves."""
         node = self._node
         self._new_process()
-        while True:
+        while not self._leaves:
             pause_s = HEARTBEAT_INTERVAL_S * (0.95 + 0.05 * node.scheduler.random.random())
             try:
                 await self._once()
@@ -178,6 +192,7 @@ class Member:
                 self._woken = Future()
                 node.scheduler.after(pause_s / node.clock.pace, self.wake)
                 await self._woken
+        self._ended.set(None)
 
     async def _once(self) -> None:
         node = self._node
@@ -192,7 +207,7 @@ class Member:
             self._on_incarnation(self.incarnation)
         heartbeat = events.HeartbeatReceived(node.name, self.incarnation, load=self._load())
         reply = await node.call(COORDINATOR, heartbeat, timeout_s=1.0)
-        self._on_reply(reply.assignment)
+        self._on_reply(reply)
 
     def _end(self) -> None:
         self.incarnation, self._renews = 0, False

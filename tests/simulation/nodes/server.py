@@ -6,6 +6,7 @@ from typing import Any
 
 from shoal import errors
 from shoal.status import Role, ServerLoad
+from shoal_coordinator.messages import HeartbeatResult
 from shoal_server.shards.group.input_log import InputLog, InputSender
 from shoal_server.shards.group.pending_cut import NORM_WAIT_S
 from shoal_server.shards.group.pending_split import check_parts
@@ -20,6 +21,7 @@ from simulation.network import Context
 from simulation.nodes.copies import Copies
 from simulation.nodes.group import Group, answer_in
 from simulation.nodes.hosted import Hosted, check_whole
+from simulation.nodes.leaving import GRACE_S, leave
 from simulation.nodes.node import Member, Node, World
 from simulation.nodes.replica import Replica
 from simulation.scheduler import Future, Life
@@ -33,6 +35,8 @@ class ServerNode(Node):
     Attributes:
         hosted: the lock groups, with the backups.
         copies: the connections between primaries and backups.
+        leaving: whether the process drains and will end.
+        gone: whether it has ended for good, because a user has ordered it to drain.
     """
 
     replica_class: type[Replica] = Replica
@@ -43,6 +47,8 @@ class ServerNode(Node):
         self.copies = Copies(self)
         self._creating: dict[str, int] = {}  # by job, the creations in progress that were not dropped
         self._saves: dict[str, tuple[int, ShardFile | None]] = {}  # by job, its newest checkpoint; None: not written
+        self.leaving = self.gone = False
+        self._away_s: float | None = None  # see `terminate`
         self._registered = False  # whether the process was ever registered
         self._member: Member | None = None
         self._handlers: dict[type, Any] = {
@@ -69,21 +75,58 @@ class ServerNode(Node):
         }
 
     def begin(self, life: Life) -> None:
-        self._registered = False
+        self._registered, self.leaving = False, False
         self.copies = Copies(self)
         self._member = Member(
-            self, Role.SERVER, on_incarnation=self._on_incarnation, on_end=self._clear, load=self._load
+            self,
+            Role.SERVER,
+            on_reply=self._on_heartbeat,
+            on_incarnation=self._on_incarnation,
+            on_end=self._clear,
+            load=self._load,
         )
         self.scheduler.spawn(life, self._member.run())
 
     def crashed(self) -> None:
         self._clear()
+        self.leaving = False
         self._member = None
 
     @property
     def incarnation(self) -> int:
         """The incarnation of its process; 0 if there is none."""
         return self._member.incarnation if self._member else 0
+
+    def terminate(self, grace_s: float, away_s: float | None) -> None:
+        """Lets the server drain and end, as SIGTERM does.
+
+        Args:
+            grace_s: seconds of its grace period.
+            away_s: seconds from its end to the next process; None if there is none.
+        """
+        if self.life and not self.leaving:
+            self.leaving, self._away_s = True, away_s
+            self.scheduler.spawn(self.life, leave(self, self.incarnation, grace_s))
+
+    async def leave_cluster(self) -> None:
+        """Leaves the cluster, and ends the process."""
+        assert self._member
+        await self._member.leave()
+        self.scheduler.after(0.0, self._end_of(self.process))
+
+    def _end_of(self, life: Life) -> Callable[[], object]:
+        def end() -> None:
+            if self.life is life:
+                self.crash()
+                self.gone = self._away_s is None
+                if self._away_s is not None:
+                    self.scheduler.after(self._away_s, self.start)
+
+        return end
+
+    def _on_heartbeat(self, reply: HeartbeatResult) -> None:
+        if reply.leave:
+            self.terminate(GRACE_S, None)
 
     def _on_incarnation(self, _: int) -> None:
         self._registered = True
@@ -112,8 +155,10 @@ class ServerNode(Node):
         return InputLog(request.job, request.term, request.backup, sender)
 
     def group_for(self, job: str, generation: int, shards: Sequence[int]) -> Replica:
-        """Returns the lock group of some shards for a call that carries a generation."""
-        return self.hosted.group(job, generation, shards)
+        """Returns the lock group that a worker's call names."""
+        group = self.hosted.group(job, generation, shards)
+        check_whole(group, shards)
+        return group
 
     def fence(self, group: Group, worker: str, incarnation: int) -> int:
         """Fences a worker, and returns its committed steps."""
@@ -285,10 +330,7 @@ class ServerNode(Node):
     # Calls of workers.
 
     def _whole_group(self, request: messages.Pull | messages.Push | messages.Commit) -> Replica:
-        """Returns the lock group that a worker's call names."""
-        group = self.group_for(request.stamp.job, request.stamp.generation, request.shards)
-        check_whole(group, request.shards)
-        return group
+        return self.group_for(request.stamp.job, request.stamp.generation, request.shards)
 
     async def _pull(self, request: messages.Pull, context: Context) -> messages.Pulled:
         group = self._whole_group(request)

@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 VARIABLES = {name: Variable(4) for name in "abcdef"}
 _JOIN_TIMEOUT_S, _IDLE_S, _ASK_AGAIN_S = 30.0, 0.02, 0.5
+# Seconds between two steps of a worker that must not end its job yet.
+_HELD_S = 0.5
 
 
 class Trainer:
@@ -96,11 +98,15 @@ class Trainer:
         """Trains on a batch, leases a range, or skips a step. Returns False when nothing is left to do."""
         if self._batches:
             await self._pull()
-            await self._node.sleep(0.02 + 0.1 * self._node.scheduler.random.random())
+            await self._node.sleep(self._plan.step_s * (0.3 + 1.4 * self._node.scheduler.random.random()))
             await self._push(self._batches.popleft())
             return True
         began = self._node.clock.monotonic()
         await self._pull(barrier=True)
+        if self._node.world.holds_end():
+            await self._send(None, 0.0)
+            await self._node.sleep(_HELD_S)
+            return True
         done = self._lease.number if self._lease else 0
         answer = await self._ask(events.LeaseRequested(*self._identity, done, self.assigned.assignment))
         self._lease = None
@@ -180,7 +186,8 @@ class Trainer:
 
     async def _send(self, brings: tuple[int, int, int] | None, weight: float) -> None:
         """Stages a push on all servers, and commits it on all. With one lock group, both happen in one call."""
-        step, cursor, connections = self.step, self._cursor, self._connections
+        step, connections = self.step, self._connections
+        cursor = self._cursor if brings else None
         nothing = brings is None and self._staged_step != step
         versions = self._versions
         name: PushName | None = None

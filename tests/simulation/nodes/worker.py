@@ -5,7 +5,7 @@ from typing import Any
 from shoal import errors
 from shoal._wire import ReportAck
 from shoal.status import Role
-from shoal_coordinator.messages import Assignment, events
+from shoal_coordinator.messages import HeartbeatResult, events
 from shoal_worker.assignment import (
     Assigned,
     AssignedJob,
@@ -76,8 +76,9 @@ class WorkerNode(Node):
 
     # The daemon.
 
-    def _on_heartbeat(self, assignment: Assignment | None) -> None:
+    def _on_heartbeat(self, reply: HeartbeatResult) -> None:
         assert self._member
+        assignment = reply.assignment
         part = AssignedJob(assignment.job, assignment.number, self._member.incarnation) if assignment else None
         self._handle(Assigned(part))
 
