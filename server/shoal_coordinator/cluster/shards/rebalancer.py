@@ -74,11 +74,11 @@ class Rebalancer:
         held = cache(lambda: held_bytes(self._jobs.values()))  # one look at all jobs, and only if one may move
         for ref in dict.fromkeys([*self._to_check, *self._moves]):
             job = self._jobs.find_live(ref)
-            if job is None or not job.placement or not job.copies.may_move or job.all_workers_finished:
+            if job is None or job.all_workers_finished or (job.placement and not job.copies.may_move):
                 self._end(ref)
                 self._to_check.pop(ref, None)
                 self._failures = {key: it for key, it in self._failures.items() if key[0] != ref}
-            elif not job.created or self._is_on_draining(job):  # it moves off those servers first
+            elif not job.created or self._is_on_draining(job):  # it has no values yet, or moves off those servers first
                 self._end(ref)
                 self._to_check[ref] = now + LOOK_S
             else:

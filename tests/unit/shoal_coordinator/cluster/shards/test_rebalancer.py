@@ -15,6 +15,7 @@ from shoal_coordinator.cluster.shards.rebalancer import PAUSE_S, SETTLED_S
 from shoal_coordinator.job import GroupCopies
 from shoal_coordinator.messages import (
     AddBackup,
+    CreateShards,
     DropBackup,
     DropCopy,
     Promote,
@@ -215,6 +216,20 @@ def test_a_loss_during_a_move_sends_a_job_with_one_copy_to_its_checkpoint() -> N
     rig.servers("s0").start("a", "w0", "w1", variables=VARIABLES)
     assert rig.state("a") is JobState.RUNNING
     assert [len(it.shards) for it in groups(rig)] == [6, 6], "all shards of a server are one group again"
+
+
+def test_a_job_that_is_placed_again_before_the_servers_have_settled_gets_even() -> None:
+    rig = running("s0", "s1", "s2", shards=6)
+    rig.handle(events.CheckpointRequested("a"))
+    rig.perform(step=3)
+    rig.kill("s0")
+    rig.servers("s0").perform(until=CreateShards)
+    rig.servers("s3").pass_time(SETTLED_S)  # the job waits for its shards meanwhile
+    [effect] = [it for it in rig.pending if isinstance(it, CreateShards)]
+    rig.handle(events.EffectFailed(effect.job, "s1 has dropped them", shards_lost=True, effect=effect.number))
+    rig.start("a", "w0", "w1", variables=VARIABLES)
+    move_all(rig)
+    assert sorted(loads(rig).values()) == [NBYTES // 6, NBYTES // 6, NBYTES // 3, NBYTES // 3]
 
 
 def test_the_lost_server_of_a_moved_group_is_replaced_by_its_backup() -> None:
