@@ -131,9 +131,11 @@ class UserRequests:
         self._schedule(now)
 
     def _check_not_needed(self, server: Member) -> None:
-        """Checks that the jobs with shards on a server keep their values without it, and have another server."""
-        hosted = [job for job in self._jobs.live if any(it.member == server.id for it in job.servers)]
+        """Checks that the jobs with shards on a server, or about to move there, keep their values and have a server."""
         last = all(it is server for it in self._members.not_draining)
+        # Those that move off other draining servers have only the last one to move to.
+        needed_by = {server.id, *(it.id for it in self._members.alive(Role.SERVER) if last)}
+        hosted = [job for job in self._jobs.live if any(it.member in needed_by for it in job.servers)]
         kept = [job for job in hosted if job.can_checkpoint or (not last and self._draining.moves_off(job, server))]
         lost = [job.ref.name for job in hosted if job not in kept]
         waiting = [job.ref.name for job in kept if last]

@@ -180,6 +180,16 @@ class TestRefused:
         assert told(rig, "s0") == (True, True)
         assert rig.checkpoint("a").number == 1
 
+    def test_is_the_last_server_to_which_a_job_moves(self) -> None:
+        rig = running(1).servers("s1")
+        rig.order_drain("s0")
+        assert not rig.machine.job("a").servers[0].member == "s1", "it has not moved yet"
+        with pytest.raises(errors.ServerNeeded, match=r"the last server .* job a would wait for another server"):
+            rig.order_drain("s1")
+        rig.perform()
+        assert told(rig, "s0") == (True, True)
+        assert rig.status("a").restarts == 0
+
     def test_is_the_loss_of_values_unless_forced(self) -> None:
         rig = running(policy=POLICY, **FIXED)
         with pytest.raises(errors.ServerNeeded, match="job a would lose the values there and fail"):
