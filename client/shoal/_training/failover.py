@@ -39,6 +39,58 @@ def locate(coordinator: CoordinatorClient, known: Placement) -> Placement:
     return known.renewed(message)
 
 
+class EnteredPlacement:
+    """The placement with which a participant has entered its job, as it is now.
+
+    If a job is placed again, the parts of all its workers have ended. If a worker followed to the next placement, a late
+    call of it could count there as one of the worker's next part, which may have the same incarnation.
+
+    Args:
+        coordinator: client of the coordinator.
+        job: name of the job.
+
+    Attributes:
+        generation: generation of the placement; 0 before the participant knows it.
+    """
+
+    def __init__(self, coordinator: CoordinatorClient, job: str) -> None:
+        self._coordinator, self._job, self.generation = coordinator, job, 0
+
+    def refresh(self) -> Placement:
+        """Returns the placement.
+
+        Raises:
+            StaleGeneration: the job was placed again.
+            NotPlaced, UnknownJob: the job's variables are not on servers any more.
+        """
+        request = job_pb2.GetPlacementRequest(job=self._job)
+        found = Placement.from_proto(self._coordinator.call(self._coordinator.jobs.GetPlacement, request))
+        if found.generation != self.generation:
+            raise errors.StaleGeneration(self._placed_again(found), expected=found.generation, got=self.generation)
+        return found
+
+    def locate(self, known: Placement) -> Placement:
+        """Returns the placement; see the function `locate`.
+
+        Args:
+            known: the last known form of it.
+
+        Raises:
+            Unreachable, DeadlineExceeded: the coordinator does not answer.
+            NotPlaced, UnknownJob: the job was placed again, or its variables are not on servers any more.
+        """
+        found = locate(self._coordinator, known)
+        if found.generation != self.generation:
+            raise errors.NotPlaced(self._placed_again(found))
+        return found
+
+    def _placed_again(self, found: Placement) -> str:
+        return (
+            f"job {self._job} was placed again, as generation {found.generation}, which has ended the part of this "
+            f"worker that began at generation {self.generation}; enter the job again"
+        )
+
+
 def shortened(pause_s: float, jitter: Callable[[], float] = random.random) -> float:
     """Returns a pause that is shorter by up to a quarter, so that workers do not ask at the same time.
 
@@ -122,4 +174,4 @@ class AttemptBackoff:
         return min(pause, shortened(longest, self._jitter))
 
 
-__all__ = ["WITHOUT_PRIMARY", "AttemptBackoff", "Locator", "locate", "shortened"]
+__all__ = ["WITHOUT_PRIMARY", "AttemptBackoff", "EnteredPlacement", "Locator", "locate", "shortened"]

@@ -6,7 +6,6 @@ The worker daemon, its trainer and users' sessions use it. Values go through `Pa
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from shoal import _tracing, errors
 from shoal._memory.gc_control import delayed_gc
 from shoal._rpc import CoordinatorClient, HeartbeatPace
 from shoal._security import Credentials
-from shoal._training.failover import locate
+from shoal._training.failover import EnteredPlacement
 from shoal._training.failures import end_of
 from shoal._training.overlap import Pipeline
 from shoal._training.parameters import ParameterClient
@@ -78,9 +77,10 @@ class Participant:
             "incarnation": incarnation,
             "assignment": assignment,
         }
+        self._entered = EnteredPlacement(coordinator, job)
         self._calls: dict[str, Any] = {  # how each client of the parameters makes its calls
-            "refresh": self._placement,
-            "locate": partial(locate, coordinator),
+            "refresh": self._entered.refresh,
+            "locate": self._entered.locate,
             "on_retry": self._on_retry,
             "credentials": credentials or coordinator.credentials,
         }
@@ -155,6 +155,7 @@ class Participant:
                 raise self._over(reply.state)
             if reply.HasField("placement"):
                 placement = Placement.from_proto(reply.placement)
+                self._entered.generation = placement.generation
             if placement and reply.assign_values and not assigned:
                 self._assign(placement, reply.restored)
                 assigned = True
@@ -385,10 +386,6 @@ class Participant:
             raise end
         if status.state in _OVER:
             raise errors.Cancelled(f"job {self.job} has succeeded; stop the loop", job=self.job)
-
-    def _placement(self) -> Placement:
-        request = job_pb2.GetPlacementRequest(job=self.job)
-        return Placement.from_proto(self._coordinator.call(self._jobs.GetPlacement, request))
 
 
 def _variable(value: Variable | np.ndarray) -> Variable:

@@ -2,14 +2,17 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal._training.failover import AttemptBackoff, Locator
+from shoal._training.failover import AttemptBackoff, EnteredPlacement, Locator
 from shoal._wire import Placement
+from shoal.v1 import tensor_pb2
 
 KNOWN = Placement("job", 1, {}, ())
 
@@ -58,6 +61,31 @@ def test_no_answer_differs_from_no_placement(error: errors.ShoalError, gone: boo
         raise error
 
     assert Locator(locate).ask(KNOWN, 0.0) == (None, gone)
+
+
+class FakeCoordinator:
+    """Answers with a placement of a generation."""
+
+    jobs = SimpleNamespace(GetPlacement=None)
+
+    def __init__(self, generation: int) -> None:
+        self.placement = Placement("job", generation, {}, ())
+
+    def call(self, *_: Any, **__: Any) -> tensor_pb2.Placement:
+        return tensor_pb2.Placement.FromString(self.placement.encoded)
+
+
+def test_a_worker_does_not_follow_its_job_to_a_later_generation() -> None:
+    coordinator: Any = FakeCoordinator(1)
+    entered = EnteredPlacement(coordinator, "job")
+    entered.generation = 1
+    assert entered.refresh() == KNOWN
+    assert entered.locate(KNOWN) == KNOWN
+    coordinator.placement = Placement("job", 2, {}, ())
+    with pytest.raises(errors.StaleGeneration, match="as generation 2, which has ended the part of this worker"):
+        entered.refresh()
+    with pytest.raises(errors.NotPlaced, match="enter the job again"):
+        entered.locate(KNOWN)
 
 
 def test_without_a_coordinator_nothing_moves() -> None:
