@@ -197,9 +197,10 @@ class DrainCoordinator:
     def _move(self, job: JobMachine, member: Member, now: float) -> None:
         """Moves the copies of a job off a draining server, a few at a time."""
         moving = [it for it in job.copies.groups if self._has_to_move(job, it, member)]
-        served = [it for it in moving if it.primary.member == member.id and it.told]
+        primaries = [it for it in moving if it.primary.member == member.id]
+        served = [it for it in primaries if it.told]
         is_late = bool(member.hands_over_until) and now >= member.hands_over_until
-        if moving and (is_late or any(self._is_stuck(it, job, member) for it in served)):
+        if (primaries and is_late) or any(self._is_stuck(it, job, member) for it in served):
             member.stays_with.add(job.ref)
             return
         for it in served:

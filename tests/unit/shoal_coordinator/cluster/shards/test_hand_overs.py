@@ -219,6 +219,19 @@ class TestAJobIsSaved:
         assert rig.drain("s1") == ()
         assert rig.status("a").restarts == 1
 
+    def test_but_not_after_the_last_hand_over_has_begun(self) -> None:
+        rig = running(2)
+        assert rig.drain("s1", left_s=20.0) == ("a",)
+        rig.servers("s2").perform(until=Promote)
+        assert not served_by(rig, "s1")
+        rig.pass_time(11)
+        assert on(rig, "s1"), "its servers do not know the decision yet"
+        assert rig.drain("s1", left_s=9.0) == ("a",)
+        rig.perform()
+        assert rig.drain("s1", left_s=8.0) == ()
+        assert not on(rig, "s1")
+        assert rig.status("a").restarts == 0
+
     def test_if_it_has_not_moved_in_half_of_the_time(self) -> None:
         rig = running(2)
         rig.kill("s0")
