@@ -27,6 +27,7 @@ class FaultKind(Enum):
     TERMINATE = "terminate"  # a server gets SIGTERM: it drains, ends, and another process starts
 
 
+_WORKER_ENDS = FaultKind.CRASH, FaultKind.CRASH_TRAINER
 # What is drawn for all runs.
 _COMMON = tuple(kind for kind in FaultKind if kind.value not in ("join", "drain", "terminate"))
 
@@ -71,6 +72,7 @@ class Plan:
         replicas: copies of each shard.
         moves: whether the shards are large enough to move, and the job goes on until all is in its place.
         step_s: mean seconds of a worker's step.
+        copy_s: seconds that the values of a copy take at most.
         paces: seconds of each machine's clock in a true second; by index, servers first.
         faults: in order of time.
     """
@@ -93,6 +95,7 @@ class Plan:
     replicas: int = 1
     moves: bool = False
     step_s: float = 0.07
+    copy_s: float = 0.1
 
     @property
     def calm_at(self) -> float:
@@ -206,7 +209,7 @@ def moving(plan: Plan) -> Plan:
     added = [*comings, *goings]
     drained = sum(it.kind is FaultKind.DRAIN for it in goings)
     if draw.random() < 0.7:
-        added += _moving_race(draw, draw.choice(added), names)
+        added += _moving_race(draw, draw.choice(added), names, worker_names(plan.workers))
     split = plan.servers
     return replace(
         plan,
@@ -214,6 +217,7 @@ def moving(plan: Plan) -> Plan:
         replicas=2 if servers - drained > 1 and draw.random() < 0.5 else 1,
         moves=True,
         step_s=0.2,
+        copy_s=draw.choice((0.1, 0.5, 2.0)),
         samples=draw.choice((32, 45)),
         paces=(*plan.paces[:split], *(draw.uniform(0.95, 1.05) for _ in comings), *plan.paces[split:]),
         faults=in_order([*kept, *added]),
@@ -277,10 +281,15 @@ def _late_restart(draw: random.Random, plan: Plan) -> tuple[tuple[Fault, ...], W
     return (crash,), replace(plan.weather, late=draw.choice((0.03, 0.1)), late_s=draw.choice((6.0, 9.0)))
 
 
-def _moving_race(draw: random.Random, change: Fault, names: list[str]) -> list[Fault]:
-    """A server or the coordinator dies, or is cut off, while shards move because of a change of the servers."""
+def _moving_race(draw: random.Random, change: Fault, names: list[str], workers: list[str]) -> list[Fault]:
+    """A process dies, or is cut off, while shards move because of a change of the servers."""
     wait_s = 3.0 if change.kind is FaultKind.JOIN else 0.0  # the coordinator waits for other changes
     at = change.at + wait_s + draw.uniform(0.0, 2.0)
+    if draw.random() < 0.3:
+        # A worker does not reach a server when a lock group is split, and then dies: its push is staged there.
+        worker, server = draw.choice(workers), draw.choice(names)
+        link = Fault(at - draw.uniform(0.0, 3.0), FaultKind.LINK, worker, draw.uniform(2.0, 6.0), server)
+        return [link, Fault(at + draw.uniform(0.5, 3.0), draw.choice(_WORKER_ENDS), worker, 2.0)]
     target = draw.choice([change.target, *names, COORDINATOR])
     kind = draw.choice((FaultKind.CRASH, FaultKind.CRASH, FaultKind.PARTITION, FaultKind.STOP, FaultKind.LINK))
     other = draw.choice([name for name in (*names, COORDINATOR) if name != target]) if kind is FaultKind.LINK else ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Self
 
 from shoal import errors
 from shoal_server.shards.group.input_log import InputLog, InputSender
@@ -10,7 +11,8 @@ from shoal_server.shards.machine.state import GroupState
 from simulation import messages
 from simulation.nodes import ServerNode
 from simulation.nodes.group import Group
-from simulation.nodes.replica import Replica
+from simulation.nodes.hosted import check_whole
+from simulation.nodes.replica import CopyStart, Replica
 
 
 class ForgetfulState(GroupState):
@@ -41,7 +43,10 @@ class WithoutGeneration(ServerNode):
     """A server that ignores the generation of a call."""
 
     def group_for(self, job: str, generation: int, shards: Sequence[int]) -> Replica:
-        return self.hosted.group(job, None, shards)
+        group = self.hosted.group(job, None, shards)
+        if group.generation == generation:
+            check_whole(group, shards)
+        return group
 
 
 class EagerLog(InputLog):
@@ -61,11 +66,57 @@ class WithoutConfirmation(ServerNode):
         return EagerLog(request.job, request.term, request.backup, sender)
 
 
+class ForgetfulSplit(Replica):
+    """A lock group that drops staged pushes when it is split."""
+
+    def part(self, shards: tuple[int, ...], start: CopyStart) -> Self:
+        del start.state.staged[:]
+        return super().part(shards, start)
+
+
+class WithoutStagedPushes(ServerNode):
+    """A server whose lock groups lose staged pushes when they are split."""
+
+    replica_class = ForgetfulSplit
+
+
+class EagerSplit(Replica):
+    """A lock group that is split without the answers to the last pushes."""
+
+    def part(self, shards: tuple[int, ...], start: CopyStart) -> Self:
+        for worker in start.state.workers:
+            worker.ClearField("answer")
+        return super().part(shards, start)
+
+
+class WithoutAnswers(ServerNode):
+    """A server whose lock groups forget the last answers when they are split."""
+
+    replica_class = EagerSplit
+
+
+class StayingPrimary(Replica):
+    """A lock group that serves alone after it was handed over, instead of being freed."""
+
+    def leave(self, term: int) -> bool:
+        self.end_copy(term)
+        return False
+
+
+class WithoutHandOver(ServerNode):
+    """A server that goes on answering after a hand-over."""
+
+    replica_class = StayingPrimary
+
+
 PLANTED: Mapping[str, type[ServerNode]] = {
     "dedup_off": WithoutDedup,
     "fencing_off": WithoutFencing,
     "generation_check_off": WithoutGeneration,
     "acknowledge_before_backup": WithoutConfirmation,
+    "split_drops_staged": WithoutStagedPushes,
+    "split_drops_answers": WithoutAnswers,
+    "old_primary_answers": WithoutHandOver,
 }
 
 __all__ = ["PLANTED"]

@@ -80,13 +80,13 @@ class Connections:
         ask: Callable[[Any], Awaitable[Any]],
     ) -> None:
         self._node, self._life, self._job, self._on_retry, self._ask = node, life, job, on_retry, ask
-        self._newer: Placement | None = None  # of another generation, or with other lock groups
+        self._newer: Placement | None = None  # with other lock groups
         self.all: list[Connection] = []
         self.replicated = node.world.plan.replicas > 1
         self._use(placement)
 
     async def each(self, request: Request, *, waits: bool = False) -> list[Any]:
-        """Calls every lock group in parallel. If the placement is old, takes the new one and repeats all calls."""
+        """Calls every lock group in parallel. If the grouping is old, takes the new one and repeats all calls."""
         return await self.each_with(lambda connection: self.call(connection, request, waits=waits))
 
     async def each_with(self, call: Callable[[Connection], Any]) -> list[Any]:
@@ -141,7 +141,7 @@ class Connections:
             if found:
                 self._move(found)
             newer = found is not None and found.generation > self.placement.generation
-            regrouped = self._newer is not None and self._newer.generation == self.placement.generation
+            regrouped = self._newer is not None
             if regrouped or (replaced and (gone or newer)):
                 await self._on_retry()
                 raise errors.StaleGeneration("the job is no longer on the servers, or in the groups, of its generation")
@@ -160,11 +160,17 @@ class Connections:
     # Changes of the placement.
 
     async def _renew(self) -> bool:
-        """Changes to the newest placement. Returns whether it may be of another generation."""
-        known, newer, self._newer = self.placement, self._newer, None
-        splits = newer is not None and newer.generation == known.generation
-        self._use(newer or await self._ask(messages.Placements(self._job)), keeps=splits)
-        return not splits
+        """Changes to the newest placement. Returns whether it has the same lock groups.
+
+        Raises:
+            StaleGeneration: the job was placed again, which has ended the worker's part in it.
+        """
+        newer, self._newer = self._newer, None
+        found: Placement = newer or await self._ask(messages.Placements(self._job))
+        if found.generation != self.placement.generation:
+            raise errors.StaleGeneration(f"the job was placed again, as generation {found.generation}")
+        self._use(found, keeps=newer is not None)
+        return newer is None
 
     def _use(self, placement: Placement, *, keeps: bool = False) -> None:
         kept = {(it.group, it.shards): it for it in self.all} if keeps else {}
@@ -182,7 +188,6 @@ class Connections:
     def _move(self, found: Placement) -> None:
         known = self.placement
         if found.generation != known.generation:
-            self._newer = found if found.generation > known.generation else None
             return
         if any(new.term < old.term for new, old in zip(found.shards, known.shards, strict=True)):
             return  # an answer that was late

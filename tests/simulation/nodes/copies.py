@@ -56,7 +56,7 @@ class PrimaryLink:
             self._fail(error)
             return
         self._send("state", start)
-        await node.sleep(0.1 * scheduler.random.random())  # to send the values
+        await node.sleep(node.world.plan.copy_s * scheduler.random.random())  # to send the values
         self._send("values", None)
 
     def _connect(self, end: LaneEnd) -> Lane:
