@@ -58,6 +58,10 @@ def _candidates(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, samples=plan.samples // 2)
     if plan.replicas > 1:
         yield replace(plan, replicas=1)
+    if plan.moves:
+        yield replace(plan, moves=False)
+    if plan.copy_s > 0.1:
+        yield replace(plan, copy_s=0.1)
     if plan.norms:
         yield replace(plan, norms=False)
     if plan.overlap:

@@ -1,9 +1,12 @@
 """Lock groups that a simulated server hosts, and the errors of callers that know other groups, as `HostedGroups`."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from shoal import errors
+from shoal_server.shards.group.pending_split import check_parts
+from simulation.messages import SplitGroup
 from simulation.nodes.replica import Replica
 
 T = TypeVar("T")
@@ -82,15 +85,26 @@ class Hosted:
                 if self.groups_of(job, generation) == groups:
                     raise
 
-    def divide(self, group: Replica, rest: Replica, part: Replica) -> None:
-        """Replaces a group by its two parts."""
+    def _divide(self, group: Replica, rest: Replica, part: Replica) -> None:
         held = self.held(group.config.job)
         if held.get(group.number) is not group:
             raise errors.UnknownJob(f"{group.config.job} was dropped while lock group {group.number} was being split")
         held[rest.number], held[part.number] = rest, part
 
-    def is_split(self, job: str, number: int, shards: Sequence[int], term: int) -> bool:
-        """Returns whether some shards of a group have become a group of their own."""
+    async def split(self, request: SplitGroup, is_wanted: Callable[[], bool]) -> None:
+        """Makes two lock groups of one, as `ShardStore.split` does."""
+        about = request.job, request.group, request.shards, request.term
+        check_parts(request.job, request.group, request.shards)
+        group = self.numbered(request.job, request.generation, request.group)
+        if self._is_split(*about):
+            return
+        try:
+            await group.split(request.shards, request.term, partial(self._divide, group), is_wanted)
+        except errors.Moved:
+            if not self._is_split(*about):  # by another call
+                raise
+
+    def _is_split(self, job: str, number: int, shards: Sequence[int], term: int) -> bool:
         groups = self.of_job(job)
         rest, part = groups.get(number), groups.get(min(shards))
         if not rest or not part or min(rest.term, part.term) < term or rest.shards.intersection(shards):

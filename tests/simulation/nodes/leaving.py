@@ -6,6 +6,7 @@ from shoal import errors
 from shoal._rpc import Backoff
 from shoal_coordinator.messages import events
 from simulation.plan import COORDINATOR
+from simulation.scheduler import Life
 
 if TYPE_CHECKING:
     from simulation.nodes.server import ServerNode
@@ -14,17 +15,52 @@ if TYPE_CHECKING:
 _POLL_S, _FIRST_ANSWER_S, GRACE_S = 0.2, 10.0, 60.0
 
 
-async def leave(node: "ServerNode", incarnation: int, grace_s: float) -> None:
-    """Serves until the coordinator lets the server go, or until its grace period is over. Then leaves the cluster.
+class Leaving:
+    """The end of the processes of one server.
 
     Args:
         node: the server.
-        incarnation: its incarnation.
-        grace_s: seconds of the grace period.
+
+    Attributes:
+        begun: whether the process drains and will end.
+        gone: whether the last process has ended for good, because a user has ordered the server to drain.
     """
-    if await _wait_until_drained(node, incarnation, grace_s):
-        node.world.check_drained(node.name)
-    await node.leave_cluster()
+
+    def __init__(self, node: "ServerNode") -> None:
+        self._node = node
+        self.begun = self.gone = False
+
+    def new_process(self) -> None:
+        """Forgets that the last process was about to end."""
+        self.begun = False
+
+    def begin(self, grace_s: float, away_s: float | None) -> None:
+        """Lets the server drain and end, as SIGTERM does.
+
+        Args:
+            grace_s: seconds of its grace period.
+            away_s: seconds from its end to the next process; None if there is none.
+        """
+        node = self._node
+        if node.life and not self.begun:
+            self.begun = True
+            node.scheduler.spawn(node.life, self._leave(node.process, grace_s, away_s))
+
+    async def _leave(self, life: Life, grace_s: float, away_s: float | None) -> None:
+        """Serves until the coordinator lets the server go, or its grace period is over. Then leaves the cluster."""
+        node = self._node
+        if await _wait_until_drained(node, node.incarnation, grace_s):
+            node.world.check_drained(node.name)
+        await node.leave_cluster()
+
+        def end() -> None:
+            if node.life is life:
+                node.crash()
+                self.gone = away_s is None
+                if away_s is not None:
+                    node.scheduler.after(away_s, node.start)
+
+        node.scheduler.after(0.0, end)
 
 
 async def _wait_until_drained(node: "ServerNode", incarnation: int, grace_s: float) -> bool:
@@ -50,4 +86,4 @@ async def _wait_until_drained(node: "ServerNode", incarnation: int, grace_s: flo
         await node.sleep(min(next_s, left_s))
 
 
-__all__ = ["GRACE_S", "leave"]
+__all__ = ["GRACE_S", "Leaving"]

@@ -1,7 +1,6 @@
 """Server of a simulation: lock groups with the real state machine, behind the calls that servers answer."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from shoal import errors
@@ -9,7 +8,6 @@ from shoal.status import Role, ServerLoad
 from shoal_coordinator.messages import HeartbeatResult
 from shoal_server.shards.group.input_log import InputLog, InputSender
 from shoal_server.shards.group.pending_cut import NORM_WAIT_S
-from shoal_server.shards.group.pending_split import check_parts
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.mode import Mode
@@ -21,7 +19,7 @@ from simulation.network import Context
 from simulation.nodes.copies import Copies
 from simulation.nodes.group import Group, answer_in
 from simulation.nodes.hosted import Hosted, check_whole
-from simulation.nodes.leaving import GRACE_S, leave
+from simulation.nodes.leaving import GRACE_S, Leaving
 from simulation.nodes.node import Member, Node, World
 from simulation.nodes.replica import Replica
 from simulation.scheduler import Future, Life
@@ -35,8 +33,7 @@ class ServerNode(Node):
     Attributes:
         hosted: the lock groups, with the backups.
         copies: the connections between primaries and backups.
-        leaving: whether the process drains and will end.
-        gone: whether it has ended for good, because a user has ordered it to drain.
+        leaving: the end of its process.
     """
 
     replica_class: type[Replica] = Replica
@@ -44,11 +41,9 @@ class ServerNode(Node):
     def __init__(self, name: str, world: World, pace: float) -> None:
         super().__init__(name, world, pace)
         self.hosted = Hosted(name)
-        self.copies = Copies(self)
+        self.copies, self.leaving = Copies(self), Leaving(self)
         self._creating: dict[str, int] = {}  # by job, the creations in progress that were not dropped
         self._saves: dict[str, tuple[int, ShardFile | None]] = {}  # by job, its newest checkpoint; None: not written
-        self.leaving = self.gone = False
-        self._away_s: float | None = None  # see `terminate`
         self._registered = False  # whether the process was ever registered
         self._member: Member | None = None
         self._handlers: dict[type, Any] = {
@@ -75,7 +70,8 @@ class ServerNode(Node):
         }
 
     def begin(self, life: Life) -> None:
-        self._registered, self.leaving = False, False
+        self._registered = False
+        self.leaving.new_process()
         self.copies = Copies(self)
         self._member = Member(
             self,
@@ -89,7 +85,7 @@ class ServerNode(Node):
 
     def crashed(self) -> None:
         self._clear()
-        self.leaving = False
+        self.leaving.new_process()
         self._member = None
 
     @property
@@ -97,36 +93,14 @@ class ServerNode(Node):
         """The incarnation of its process; 0 if there is none."""
         return self._member.incarnation if self._member else 0
 
-    def terminate(self, grace_s: float, away_s: float | None) -> None:
-        """Lets the server drain and end, as SIGTERM does.
-
-        Args:
-            grace_s: seconds of its grace period.
-            away_s: seconds from its end to the next process; None if there is none.
-        """
-        if self.life and not self.leaving:
-            self.leaving, self._away_s = True, away_s
-            self.scheduler.spawn(self.life, leave(self, self.incarnation, grace_s))
-
     async def leave_cluster(self) -> None:
-        """Leaves the cluster, and ends the process."""
+        """Leaves the cluster."""
         assert self._member
         await self._member.leave()
-        self.scheduler.after(0.0, self._end_of(self.process))
-
-    def _end_of(self, life: Life) -> Callable[[], object]:
-        def end() -> None:
-            if self.life is life:
-                self.crash()
-                self.gone = self._away_s is None
-                if self._away_s is not None:
-                    self.scheduler.after(self._away_s, self.start)
-
-        return end
 
     def _on_heartbeat(self, reply: HeartbeatResult) -> None:
         if reply.leave:
-            self.terminate(GRACE_S, None)
+            self.leaving.begin(GRACE_S, None)
 
     def _on_incarnation(self, _: int) -> None:
         self._registered = True
@@ -430,18 +404,8 @@ class ServerNode(Node):
     # Copies.
 
     async def _split(self, request: messages.SplitGroup, context: Context) -> None:
-        """Makes two lock groups of one, as `ShardStore.split` does."""
         _check_awaited(context)
-        hosted, about = self.hosted, (request.job, request.group, request.shards, request.term)
-        check_parts(request.job, request.group, request.shards)
-        group = hosted.numbered(request.job, request.generation, request.group)
-        if hosted.is_split(*about):
-            return
-        try:
-            await group.split(request.shards, request.term, partial(hosted.divide, group), lambda: context.active)
-        except errors.Moved:
-            if not hosted.is_split(*about):  # by another call
-                raise
+        await self.hosted.split(request, lambda: context.active)
 
     def _copy_call(self, call: Callable[[Copies, Any], Any], *, awaited: bool = True) -> Any:
         async def answer(request: Any, context: Context) -> Any:
