@@ -14,8 +14,8 @@ from shoal_worker.messages import TrainerOutcome
 
 # After so many trainer crashes of one job in a row, without a push in between, the worker asks to be quarantined.
 _MAX_CRASHES_IN_A_ROW = 3
-# The same for trainers whose incarnation was fenced, or that lost the servers or the coordinator. That is the fault of
-# the network or of this host, and not of the program. So it does not count as a crash, and it may happen more often.
+# The same for trainers whose incarnation was fenced, or that lost the servers or the coordinator. That is not the fault
+# of the program. So it does not count as a crash, and it may happen more often.
 _MAX_FENCES_IN_A_ROW = 10
 
 
@@ -263,7 +263,7 @@ class AssignmentMachine:
             return [Renew(reason)]  # its progress is unknown: fence this incarnation
         often = f"{reason}; this happened {count} times in a row without a push in between"
         if event.outcome is not None:
-            often += "; check the network between this worker and the servers and the coordinator"
+            often += "; check the coordinator, the servers, and the network between them and this worker"
         return [Finish(often, trainer_failed=True)]
 
 

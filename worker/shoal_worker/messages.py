@@ -122,8 +122,8 @@ class TrainerOutcome:
         error: the error that the job fails with; empty if it succeeded.
         shards_lost: whether the error is that the job's shards are not on their servers. The job may then restart from
             a checkpoint.
-        fenced: this incarnation was fenced, or for long reached no coordinator or no primary of its shards. The
-            trainer neither finished nor failed; `error` has the reason.
+        fenced: this incarnation was fenced, or for long reached no coordinator or no primary of its shards, or was
+            refused for now. The trainer neither finished nor failed; `error` has the reason.
         left: the trainer was asked to leave. It neither finished nor failed.
         cursor: without an error, the position in the leased range; None if no range is leased.
     """

@@ -56,6 +56,9 @@ _EXIT_GRACE_S = 5.0
 Emit = Callable[[TrainerReport | TicketWanted], None]
 # Errors of servers and of the coordinator which mean that the job's shards are not on their servers.
 _SHARDS_LOST = (*errors.SHARDS_LOST, errors.NotPlaced)
+# Errors of a trainer that say nothing about its program: the cluster has declared this incarnation lost, or does not
+# answer, or has no primary of its shards for long, or a server refuses calls for now, or the worker's token was revoked.
+_NOT_THE_PROGRAM = (errors.Fenced, errors.Unreachable, errors.Moved, errors.Overloaded, errors.Unauthenticated)
 
 
 class DaemonMessages:
@@ -120,9 +123,8 @@ def outcome_of(run: Callable[[], TrainerOutcome]) -> TrainerOutcome:
     """Calls `run` and returns its outcome; an exception becomes an outcome too."""
     try:
         return run()
-    except (errors.Fenced, errors.Unreachable, errors.Moved, errors.Unauthenticated) as error:
-        # This incarnation ends, perhaps because no primary of its shards was found for long, or because the token of
-        # its worker was revoked. The job may continue elsewhere, or here, if the worker has another token.
+    except _NOT_THE_PROGRAM as error:
+        # This incarnation ends. The job may continue elsewhere, or here, for example if the worker has another token.
         return TrainerOutcome(error.message, fenced=True)
     except errors.ShoalError as error:
         return TrainerOutcome(f"{error.code}: {error.message}", shards_lost=isinstance(error, _SHARDS_LOST))

@@ -176,7 +176,7 @@ def test_a_worker_that_is_always_fenced_asks_for_a_quarantine() -> None:
     assert isinstance(finish, Finish)
     assert finish.trainer_failed
     assert "10 times in a row" in finish.error
-    assert "check the network" in finish.error
+    assert "check the coordinator, the servers, and the network" in finish.error
 
 
 def test_fences_after_progress_never_add_up() -> None:

@@ -35,8 +35,9 @@ def test_a_refused_ticket_ends_the_incarnation_and_not_the_job() -> None:
     assert outcome_of(raising(errors.Unauthenticated("the token was revoked"))).fenced
 
 
-def test_a_trainer_without_a_primary_of_its_shards_has_not_failed() -> None:
-    assert outcome_of(raising(errors.Moved("the backup has not confirmed the call"))).fenced
+@pytest.mark.parametrize("error", [errors.Moved("the backup has not confirmed the call"), errors.Overloaded("busy")])
+def test_a_trainer_that_the_cluster_cannot_serve_has_not_failed(error: errors.ShoalError) -> None:
+    assert outcome_of(raising(error)).fenced
 
 
 def test_an_outcome_survives_the_way_to_the_daemon() -> None:
