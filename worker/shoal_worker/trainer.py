@@ -57,7 +57,7 @@ Emit = Callable[[TrainerReport | TicketWanted], None]
 # Errors of servers and of the coordinator which mean that the job's shards are not on their servers.
 _SHARDS_LOST = (*errors.SHARDS_LOST, errors.NotPlaced)
 # Errors of a trainer that say nothing about its program: the cluster has declared this incarnation lost, or does not
-# answer, or has no primary of its shards for long, or a server refuses calls for now, or the worker's token was revoked.
+# answer, or has no primary of its shards for long, or refuses calls for now, or the worker's token was revoked.
 _NOT_THE_PROGRAM = (errors.Fenced, errors.Unreachable, errors.Moved, errors.Overloaded, errors.Unauthenticated)
 
 
