@@ -1,18 +1,23 @@
 """Short form of the simulation: some seeds, a replay, planted bugs, and shrinking. `make simulate` is the long form."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from simulation import campaign
+from shoal import errors
+from shoal.consistency import Asynchronous
+from simulation import campaign, messages
 from simulation.__main__ import main
 from simulation.clock import START, Clock
-from simulation.cluster import run
+from simulation.cluster import Simulation, run
 from simulation.lanes import Lane, LaneEnd
-from simulation.network import Network, Weather
-from simulation.plan import Fault, FaultKind, plan_of
+from simulation.network import Context, Network, Weather
+from simulation.nodes import ServerNode
+from simulation.plan import Fault, FaultKind, Plan, plan_of
 from simulation.planted import PLANTED
 from simulation.scheduler import Scheduler
 from support.run_lengths import count_runs, long_only, size
@@ -26,7 +31,7 @@ FOUND = {
 }
 
 
-SEEDS = size(100, 10_000)
+SEEDS = size(70, 10_000)
 
 
 @pytest.mark.timeout(60 + SEEDS // 5)
@@ -80,6 +85,50 @@ def test_a_job_without_faults_is_never_undone() -> None:
         plan = replace(plan_of(seed), faults=(), weather=Weather())
         result = run(plan)
         assert (result.rule, result.undone) == ("", 0)
+
+
+CHANGE = Fault(2.0, FaultKind.JOIN, "s2", 0.0)
+
+
+def moving_plan(*faults: Fault, replicas: int = 1) -> Plan:
+    """Returns a plan in which servers come and go, without bad weather."""
+    plan = replace(plan_of(1), consistency=Asynchronous(), norms=False, overlap=False, weather=Weather(), samples=45)
+    return replace(plan, servers=3, paces=(1.0,) * (4 + plan.workers), replicas=replicas, moves=True, faults=faults)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_server_that_joins_gets_its_share_of_a_running_job(replicas: int) -> None:
+    simulation = Simulation(moving_plan(CHANGE, replicas=replicas))
+    result = simulation.run()
+    assert (result.rule, result.undone) == ("", 0)
+    job = simulation.coordinator.job
+    assert job
+    assert Counter(shard.server for shard in job.placed.shards) == {"s0": 2, "s1": 2, "s2": 2}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("kind", [FaultKind.DRAIN, FaultKind.TERMINATE])
+def test_a_server_that_drains_hands_over(kind: FaultKind, replicas: int) -> None:
+    simulation = Simulation(moving_plan(Fault(3.0, kind, "s1", 1.0, grace_s=60.0), replicas=replicas))
+    result = simulation.run()
+    assert (result.rule, result.undone) == ("", 0)
+    assert simulation.servers[1].leaving.gone == (kind is FaultKind.DRAIN)
+    assert result.seconds < 60.0
+
+
+class Stubborn(ServerNode):
+    """A server that splits no lock group."""
+
+    async def serve(self, request: Any, context: Context) -> Any:
+        if isinstance(request, messages.SplitGroup):
+            raise errors.Overloaded("not now")
+        return await super().serve(request, context)
+
+
+def test_a_run_with_moves_completes_only_when_the_shards_are_in_their_places() -> None:
+    result = Simulation(moving_plan(CHANGE), Stubborn).run()
+    assert result.rule == "completes"
+    assert "change" in result.what
 
 
 def test_a_coordinator_with_a_wrong_clock_loses_nothing() -> None:
