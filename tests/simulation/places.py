@@ -85,9 +85,13 @@ class Places:
         job = self._coordinator.job if self._coordinator.life else None
         if job is None or job.ended or job.placement is None:
             return
+        others = {it.id for it in self._coordinator.machine.members.not_draining}
         for group in job.copies.groups:
             if group.primary.member == name:
                 raise Violation("drained", f"server {name} may leave, but serves {group} of a job that is {job.state}")
+            free = others - {group.primary.member} - set(job.copies.failed_on(group.group))
+            if free and group.second and group.second.member == name:
+                raise Violation("drained", f"server {name} may leave, but has a copy of {group}, and {free} has none")
         [server] = [it for it in self._servers if it.name == name]
         for held in server.hosted.held(job.ref.name).values():
             if held.generation == job.placement.generation and self._checker.serves(held):

@@ -278,7 +278,8 @@ def _late_restart(draw: random.Random, plan: Plan) -> tuple[tuple[Fault, ...], W
     """A job restarts while calls of its earlier generation are on their way."""
     server = draw.choice(server_names(plan.servers))
     crash = Fault(draw.uniform(1.0, 4.0), FaultKind.CRASH, server, draw.uniform(0.05, 2.0))
-    return (crash,), replace(plan.weather, late=draw.choice((0.03, 0.1)), late_s=draw.choice((6.0, 9.0)))
+    late, late_s, doubled = draw.choice((0.03, 0.1)), draw.choice((6.0, 9.0)), draw.choice((0.1, 0.3))
+    return (crash,), replace(plan.weather, late=late, late_s=late_s, doubled=doubled)
 
 
 def _moving_race(draw: random.Random, change: Fault, names: list[str], workers: list[str]) -> list[Fault]:
