@@ -10,6 +10,7 @@ and no sleeps, so a seed always gives the same run. `python -m simulation` runs 
 - `invariants`: what must hold after each event
 - `nodes`: coordinator, server and worker, around the state machines of the product
 - `planted`: bugs that the simulation must find
+- `places`: where shards must be when servers have come and gone
 - `cluster`: one run of one plan
 - `shrink`: a smaller plan that fails in the same way
 - `campaign`, `__main__`: many seeds, on several processors

@@ -149,7 +149,7 @@ class Simulation:
             case FaultKind.DRAIN:
                 self.coordinator.order_drain(fault.target)
             case FaultKind.TERMINATE:
-                node.leaving.begin(fault.grace_s, fault.seconds)
+                node.draining.begin(fault.grace_s, fault.seconds)
 
     def _storage_returns(self) -> None:
         self.world.disk.away = False

@@ -58,9 +58,9 @@ class Places:
         members = coordinator.machine.members
         for server in self._servers:
             found = members.find(server.name)
-            if server.leaving.begun or (found and found.alive and found.has_to_leave):
+            if server.draining.begun or (found and found.alive and found.has_to_leave):
                 return f"server {server.name} is about to leave"
-            if not server.leaving.gone and not (found and found.alive and found.incarnation == server.incarnation):
+            if not server.draining.gone and not (found and found.alive and found.incarnation == server.incarnation):
                 return f"server {server.name} is not a member"
         job = coordinator.job
         if job is None or job.state is not JobState.RUNNING or not job.created:

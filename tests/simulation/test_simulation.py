@@ -112,7 +112,7 @@ def test_a_server_that_drains_hands_over(kind: FaultKind, replicas: int) -> None
     simulation = Simulation(moving_plan(Fault(3.0, kind, "s1", 1.0, grace_s=60.0), replicas=replicas))
     result = simulation.run()
     assert (result.rule, result.undone) == ("", 0)
-    assert simulation.servers[1].leaving.gone == (kind is FaultKind.DRAIN)
+    assert simulation.servers[1].draining.gone == (kind is FaultKind.DRAIN)
     assert result.seconds < 60.0
 
 

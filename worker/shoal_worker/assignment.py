@@ -44,7 +44,7 @@ class AssignedJob:
 
 
 @dataclass(slots=True)
-class _Failures:
+class _FailedTrainers:
     """The trainers of one job that have failed in a row, without a push in between.
 
     Attributes:
@@ -175,7 +175,7 @@ class AssignmentMachine:
         self.draining = False
         self.stopping_after_batch = False  # `running` was asked to stop after its batch
         self.stopping = False
-        self._failures = _Failures()
+        self._failures = _FailedTrainers()
 
     @property
     def done(self) -> bool:
@@ -237,7 +237,7 @@ class AssignmentMachine:
         if event.outcome is not None and event.outcome.left:
             return [Leave(event.outcome.cursor)]
         if event.outcome is not None and not event.outcome.fenced:
-            self._failures = _Failures()
+            self._failures = _FailedTrainers()
             error, cursor = event.outcome.error, event.outcome.cursor
             advised = _with_advice(error, event.advice) if error else ""
             return [Finish(advised, event.outcome.shards_lost, cursor=cursor)]
@@ -251,7 +251,7 @@ class AssignmentMachine:
     def _on_failure(self, job: str, event: TrainerEnded) -> list[AssignmentEffect]:
         """Decides what follows after a trainer was killed or fenced."""
         if event.progressed or job != self._failures.job:
-            self._failures = _Failures(job)
+            self._failures = _FailedTrainers(job)
         failures, reason = self._failures, _reason(event)
         if event.outcome is None:
             failures.crashes += 1

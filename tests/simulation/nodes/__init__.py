@@ -4,8 +4,11 @@ A node is a machine. Its process (`Life`) can be killed and started again, and l
 server is a subclass of `ServerNode`.
 
 - `node`, `coordinator`, `server`, `worker`, `trainer`: the processes
-- `effects`: the calls of the coordinator to servers
-- `group`, `replica`, `copies`: lock groups, as primaries and backups, and the connections between them
+- `connections`: the calls of a trainer to lock groups
+- `effects`, `checkpoints`, `copy_effects`: the calls of the coordinator to servers
+- `group`, `replica`, `copies`, `hosted`: lock groups, as primaries and backups, the connections between them, and those
+  of one server
+- `draining`: the end of a server
 """
 
 from simulation.nodes.coordinator import CoordinatorNode

@@ -19,7 +19,7 @@ from simulation.network import Context
 from simulation.nodes.copies import Copies
 from simulation.nodes.group import Group, answer_in
 from simulation.nodes.hosted import Hosted, check_whole
-from simulation.nodes.leaving import GRACE_S, Leaving
+from simulation.nodes.draining import GRACE_S, Draining
 from simulation.nodes.node import Member, Node, World
 from simulation.nodes.replica import Replica
 from simulation.scheduler import Future, Life
@@ -33,7 +33,7 @@ class ServerNode(Node):
     Attributes:
         hosted: the lock groups, with the backups.
         copies: the connections between primaries and backups.
-        leaving: the end of its process.
+        draining: the end of its process.
     """
 
     replica_class: type[Replica] = Replica
@@ -41,7 +41,7 @@ class ServerNode(Node):
     def __init__(self, name: str, world: World, pace: float) -> None:
         super().__init__(name, world, pace)
         self.hosted = Hosted(name)
-        self.copies, self.leaving = Copies(self), Leaving(self)
+        self.copies, self.draining = Copies(self), Draining(self)
         self._creating: dict[str, int] = {}  # by job, the creations in progress that were not dropped
         self._saves: dict[str, tuple[int, ShardFile | None]] = {}  # by job, its newest checkpoint; None: not written
         self._registered = False  # whether the process was ever registered
@@ -71,7 +71,7 @@ class ServerNode(Node):
 
     def begin(self, life: Life) -> None:
         self._registered = False
-        self.leaving.new_process()
+        self.draining.new_process()
         self.copies = Copies(self)
         self._member = Member(
             self,
@@ -85,7 +85,7 @@ class ServerNode(Node):
 
     def crashed(self) -> None:
         self._clear()
-        self.leaving.new_process()
+        self.draining.new_process()
         self._member = None
 
     @property
@@ -100,7 +100,7 @@ class ServerNode(Node):
 
     def _on_heartbeat(self, reply: HeartbeatResult) -> None:
         if reply.leave:
-            self.leaving.begin(GRACE_S, None)
+            self.draining.begin(GRACE_S, None)
 
     def _on_incarnation(self, _: int) -> None:
         self._registered = True

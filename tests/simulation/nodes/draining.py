@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _POLL_S, _FIRST_ANSWER_S, GRACE_S = 0.2, 10.0, 60.0
 
 
-class Leaving:
+class Draining:
     """The end of the processes of one server.
 
     Args:
@@ -86,4 +86,4 @@ async def _wait_until_drained(node: "ServerNode", incarnation: int, grace_s: flo
         await node.sleep(min(next_s, left_s))
 
 
-__all__ = ["GRACE_S", "Leaving"]
+__all__ = ["GRACE_S", "Draining"]
