@@ -42,8 +42,8 @@ def locate(coordinator: CoordinatorClient, known: Placement) -> Placement:
 class EnteredPlacement:
     """The placement with which a participant has entered its job, as it is now.
 
-    If a job is placed again, the parts of all its workers have ended. If a worker followed to the next placement, a late
-    call of it could count there as one of the worker's next part, which may have the same incarnation.
+    If a job is placed again, the parts of all its workers have ended. If a worker followed to the next placement, a
+    late call of it could count there as one of the worker's next part, which may have the same incarnation.
 
     Args:
         coordinator: client of the coordinator.

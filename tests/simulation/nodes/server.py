@@ -17,9 +17,9 @@ from simulation.disk import ShardFile
 from simulation.invariants import joined
 from simulation.network import Context
 from simulation.nodes.copies import Copies
+from simulation.nodes.draining import GRACE_S, Draining
 from simulation.nodes.group import Group, answer_in
 from simulation.nodes.hosted import Hosted, check_whole
-from simulation.nodes.draining import GRACE_S, Draining
 from simulation.nodes.node import Member, Node, World
 from simulation.nodes.replica import Replica
 from simulation.scheduler import Future, Life

@@ -183,7 +183,7 @@ class TestRefused:
     def test_is_the_last_server_to_which_a_job_moves(self) -> None:
         rig = running(1).servers("s1")
         rig.order_drain("s0")
-        assert not rig.machine.job("a").servers[0].member == "s1", "it has not moved yet"
+        assert rig.machine.job("a").servers[0].member == "s0", "it has not moved yet"
         with pytest.raises(errors.ServerNeeded, match=r"the last server .* job a would wait for another server"):
             rig.order_drain("s1")
         rig.perform()
