@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from shoal import _rpc, errors
 from shoal._rpc import CoordinatorClient
@@ -55,6 +56,7 @@ class EnteredPlacement:
 
     def __init__(self, coordinator: CoordinatorClient, job: str) -> None:
         self._coordinator, self._job, self.generation = coordinator, job, 0
+        self._ask = partial(locate, coordinator)
 
     def refresh(self) -> Placement:
         """Returns the placement.
@@ -79,7 +81,7 @@ class EnteredPlacement:
             Unreachable, DeadlineExceeded: the coordinator does not answer.
             NotPlaced, UnknownJob: the job was placed again, or its variables are not on servers any more.
         """
-        found = locate(self._coordinator, known)
+        found = self._ask(known)
         if found.generation != self.generation:
             raise errors.NotPlaced(self._placed_again(found))
         return found
