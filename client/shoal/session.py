@@ -13,23 +13,22 @@ import numpy as np
 from shoal import errors
 from shoal._rpc import CoordinatorClient
 from shoal._session import open_sessions
-from shoal._session.batches import DataPosition, NumberedBatches
+from shoal._session.batches import DataPosition
+from shoal._session.data_access import DataAccess
 from shoal._session.endings import ENDING, closed, declared_lost, forked, job_gone
 from shoal._session.entry import entering
 from shoal._session.inputs import numbers_of, report_of, weight_of
-from shoal._session.job_access import JobAccess
 from shoal._session.reports import Reports
 from shoal._session.step_times import StepTimes
 from shoal._session.waits import SessionWaits
 from shoal._system import check_count, check_type
 from shoal._system.logs import Log
 from shoal._training import Gradients, PushResult, Report, failure_text, member_id
-from shoal._wire import Lease, NoRange
 
 _log = Log(__name__)
 
 
-class Session(JobAccess):
+class Session(DataAccess):
     """A worker of a job in your own process. `Client.session` opens it; the end of `with`, or `close`, closes it.
 
         variables = {"w": np.zeros(3), "b": shoal.Variable((1,), initializer=shoal.initializers.Ones())}
@@ -80,7 +79,7 @@ class Session(JobAccess):
         self._incarnation, self._fenced, self._closed = 0, False, False
         self._lost: errors.ShoalError | None = None  # the error that ended this session
         self._told = False  # whether a call has raised it
-        self._batches: NumberedBatches | None = None  # the batches that the user's loop reads
+        self._batches = None
         self._listed = open_sessions.OpenSession(coordinator, job, self.worker)
         with entering(coordinator, job, self.worker, variables, options, self._live_as) as entered:
             self._participant, self._membership = entered.participant, entered.membership
@@ -231,37 +230,6 @@ class Session(JobAccess):
             self._parameters.barrier()
             self._position.passed_barrier()
 
-    def batches(self, n_samples: int) -> Iterator[np.ndarray]:
-        """Yields the numbers of the samples of each batch, until the sessions together have read all samples.
-
-            for numbers in session.batches(len(images)):
-                params = session.pull()
-                loss, gradients = loss_and_gradients(params, images[numbers])
-                session.push(gradients, weight=len(numbers))
-
-        The coordinator leases ranges of the shuffled samples to the sessions. A range is done when its session asks for
-        the next one. If a session is lost or leaves, another one reads its whole range; otherwise each sample is read
-        once in an epoch. A session that closes without an error gives back only the samples after its last push. If the
-        same session calls `batches` again, it continues after its last push. Checkpoints contain the position in the
-        data as of the last push. If no data is left, this yields nothing and warns.
-
-        Args:
-            n_samples: samples in one epoch, 1 or more; the same for all sessions. The job's `epochs`, `batch_size`,
-                `range_size` and `seed` apply.
-
-        Yields:
-            int64 arrays of at most `batch_size` numbers, each from 0 to `n_samples` - 1.
-
-        Raises:
-            InvalidJob: another session, or the checkpoint, has another number of samples.
-            NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `push`.
-        """
-        samples = check_count("n_samples", n_samples, 1)
-        with self._alive():
-            lease = partial(self._lease, samples)
-            self._batches = NumberedBatches(samples, self._participant.spec, lease, self.skip, self._position.pushed)
-        return iter(self._batches)
-
     def close(self, error: str | BaseException = "") -> None:
         """Closes the session, even if this call raises. A second call does nothing.
 
@@ -322,20 +290,6 @@ class Session(JobAccess):
             self.close(error)
         except errors.ShoalError as second:  # the first error is the one that the user needs
             _log.warning("closing the session raised a second error", job=self.job, reason=second.message)
-
-    def _lease(self, n_samples: int, done: int) -> Lease | NoRange:
-        with self._alive(), self._times.timed("wait"):
-            self._settle()
-            # The updates of a range that is done are then in every later checkpoint. In synchronous mode, the ranges
-            # depend only on the step.
-            if self._participant.spec.consistency.joins_gradients:
-                self._parameters.barrier()
-            answer: Lease | NoRange = NoRange.FINISHED
-            try:
-                answer = self._participant.lease(done, n_samples)
-            finally:
-                self._times.await_range(answer is NoRange.WAIT)
-            return answer
 
     def _settle(self) -> PushResult | None:
         with self._reports.counting_rejected(self._parameters):

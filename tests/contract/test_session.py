@@ -632,6 +632,7 @@ def test_a_pull_after_settle_has_the_last_push_of_an_overlapping_session(
 CALLS: dict[str, Callable[[shoal.Session], object]] = {
     "barrier": lambda session: session.barrier(),
     "batches": lambda session: session.batches(5),
+    "ranges": lambda session: session.ranges(5),
     "buffers": lambda session: session.buffers(),
     "checkpoint": lambda session: session.checkpoint(),
     "log": lambda session: session.log("a line"),

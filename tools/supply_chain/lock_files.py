@@ -29,9 +29,8 @@ ROOT = Path(__file__).parents[2]
 FOLDER = "requirements"
 HEADERS = "cuda-headers"
 
-# PyTorch has a build for each accelerator, and pip's configuration decides which one `make reference` gets. Neither CI
-# nor the image installs it.
-UNLOCKED_EXTRAS = frozenset({"reference"})
+# PyTorch has a build for each accelerator, and pip's configuration decides which one it installs. The image has none.
+UNLOCKED_EXTRAS = frozenset({"reference", "torch"})
 
 # Where the lock files must work: Linux, with the Pythons of pyproject.toml.
 _MACHINES = ("x86_64", "aarch64")

@@ -2,8 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -58,6 +60,29 @@ class DataPosition:
                 self.passed_barrier()
 
 
+@dataclass(frozen=True, slots=True)
+class SampleRange:
+    """A range of the shuffled samples that a session has leased, cut into batches.
+
+    Iteration begins each batch and yields its numbers. A loop that loads batches ahead calls `begin` itself.
+
+    Attributes:
+        epoch: number of the epoch, from 0.
+        batches: by batch, the numbers of its samples: int64 arrays.
+        begin: called with the index of a batch, before its gradients are pushed. The next push then says that the
+            samples up to this batch are trained on. If the session is lost, other sessions get the rest.
+    """
+
+    epoch: int
+    batches: Sequence[np.ndarray]
+    begin: Callable[[int], None]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for index, numbers in enumerate(self.batches):
+            self.begin(index)
+            yield numbers
+
+
 class NumberedBatches:
     """Numbers of the samples of each batch, from the ranges that a session leases.
 
@@ -87,6 +112,11 @@ class NumberedBatches:
         self.cursor: Cursor | None = None
 
     def __iter__(self) -> Iterator[np.ndarray]:
+        for leased in self.ranges():
+            yield from leased
+
+    def ranges(self) -> Iterator[SampleRange]:
+        """Yields the ranges. The previous one is done when the next is asked for."""
         done, leased, pause_s = 0, False, _FIRST_PAUSE_S
         while True:
             # A loop that ends early keeps the position: the gradients of its last batch may still be pushed.
@@ -104,10 +134,10 @@ class NumberedBatches:
                 pause_s = pause_s if others_wait else min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
             leased, pause_s = True, _FIRST_PAUSE_S
-            yield from self._of(answer)
+            yield self._range(answer)
             done = answer.number
 
-    def _of(self, lease: Lease) -> Iterator[np.ndarray]:
+    def _range(self, lease: Lease) -> SampleRange:
         if lease.order != LATEST_ORDER:
             raise errors.WrongVersion(
                 f"the job's data has order {lease.order}, and this version of Shoal knows {LATEST_ORDER} for sessions; "
@@ -115,10 +145,13 @@ class NumberedBatches:
             )
         consumed = self._pushed.consumed if self._pushed and self._pushed.lease == lease.number else 0
         left = lease.range.after(consumed)
-        for numbers in cut(self._permuted.numbers(left.epoch, left.start, left.stop), self._spec.batch_size):
-            consumed += len(numbers)
-            self.cursor = Cursor(lease.number, consumed)
-            yield numbers
+        batches = [*cut(self._permuted.numbers(left.epoch, left.start, left.stop), self._spec.batch_size)]
+        ends = [consumed + end for end in accumulate(map(len, batches))]
+
+        def begin(index: int) -> None:
+            self.cursor = Cursor(lease.number, ends[index])
+
+        return SampleRange(left.epoch, batches, begin)
 
 
 def no_data_left(spec: Job) -> str:
@@ -130,4 +163,4 @@ def no_data_left(spec: Job) -> str:
     )
 
 
-__all__ = ["CLOSE_WAIT_S", "DataPosition", "NumberedBatches", "no_data_left"]
+__all__ = ["CLOSE_WAIT_S", "DataPosition", "NumberedBatches", "SampleRange", "no_data_left"]

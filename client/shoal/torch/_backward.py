@@ -1,0 +1,112 @@
+"""Gradients that are sent while the backward pass computes the others."""
+
+import queue
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal import errors
+from shoal._training import PushResult
+from shoal.torch._tensors import ModelTensors
+
+
+class _ChangedError(Exception):
+    """A gradient has changed after it was sent, so nothing of this push may count."""
+
+
+class BackwardSender:
+    """Sends each gradient as soon as the backward pass has computed it.
+
+    A gradient may change afterwards: by another backward pass before the step, or by `clip_grad_norm_`. What was sent
+    then does not count, and all gradients are sent again. As this will be so in each step, later steps send nothing
+    during the backward pass.
+
+    Args:
+        tensors: the parameters.
+        push: pushes pairs of name and array, on a thread of this sender.
+    """
+
+    def __init__(self, tensors: ModelTensors, push: Callable[[Iterable[tuple[str, np.ndarray]]], PushResult]) -> None:
+        self._tensors, self._push = tensors, push
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="push")
+        self._ready: queue.SimpleQueue[tuple[str, np.ndarray] | Exception | None] = queue.SimpleQueue()
+        self._sent: dict[str, tuple[torch.Tensor, int]] = {}  # by name, the gradient and its version when it was sent
+        self._pushed: Future[PushResult] | None = None
+        self._changed = False  # whether a second backward pass has changed a gradient that was sent
+        self.enabled = True
+        self._hooks = [it.register_post_accumulate_grad_hook(self._hook(name)) for name, it in tensors.trained.items()]
+
+    def cancel(self) -> None:
+        """Ends the push in progress, of which nothing counts."""
+        self._changed = True
+        self._finish()
+
+    def finish(self) -> PushResult | None:
+        """Sends the other gradients, and returns the outcome of the push; None if the caller has to push all itself.
+
+        Raises:
+            BadRequest, InvalidVariable: see `ModelTensors.check`. Nothing counts.
+            ShoalError: the push has failed.
+        """
+        try:
+            self._tensors.check()
+        except errors.ShoalError:
+            self.cancel()
+            raise
+        return self._finish()
+
+    def _finish(self) -> PushResult | None:
+        pushed, self._pushed = self._pushed, None
+        sent, self._sent = self._sent, {}
+        changed, self._changed = self._changed, False
+        if pushed is None:
+            return None
+        if changed or any(gradient._version != version for gradient, version in sent.values()):
+            self.enabled = False
+            self._ready.put(_ChangedError())
+        else:
+            for name, parameter in self._tensors.trained.items():
+                if name not in sent:
+                    self._ready.put((name, self._tensors.gradient(name, parameter)))
+            self._ready.put(None)
+        try:
+            return pushed.result()
+        except _ChangedError:
+            return None
+        finally:
+            self._ready = queue.SimpleQueue()
+
+    def close(self) -> None:
+        """Ends the push in progress, and the thread."""
+        for hook in self._hooks:
+            hook.remove()
+        self._ready.put(_ChangedError())
+        self._thread.shutdown()
+
+    def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
+        def computed(parameter: torch.Tensor) -> None:
+            gradient = parameter.grad
+            if not self.enabled or gradient is None or gradient.layout is not torch.strided or gradient.is_cuda:
+                return
+            if name in self._sent:
+                self._changed = True
+                return
+            self._sent[name] = gradient, gradient._version
+            self._ready.put((name, self._tensors.gradient(name, parameter)))
+            if self._pushed is None:
+                self._pushed = self._thread.submit(self._push, self._arriving(self._ready))
+
+        return computed
+
+    @staticmethod
+    def _arriving(ready: "queue.SimpleQueue[Any]") -> Iterator[tuple[str, np.ndarray]]:
+        while (item := ready.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+
+__all__ = ["BackwardSender"]

@@ -1,0 +1,216 @@
+"""An optimizer in the form of PyTorch's, whose updates the servers of a cluster compute."""
+
+import atexit
+import math
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from shoal import errors, optim
+from shoal._training import PushResult, failure_text
+from shoal.client import Client
+from shoal.session import Session
+from shoal.torch._backward import BackwardSender
+from shoal.torch._session import session
+from shoal.torch._tensors import BufferRule
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """An optimizer of PyTorch that trains a module in a job, together with the other workers of the job.
+
+        optimizer = shoal.torch.DistributedOptimizer(model, shoal.optim.SGD(0.1), job="m", workers=2)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss_fn(model(x), y).backward()
+            optimizer.step()
+
+    The constructor waits until all workers of the job are there, and gives each of them the values of the first one.
+    `step` pushes the gradients and buffers, and puts the new values into the module. In synchronous mode it waits for
+    the other workers. At the end of the program the session is closed, as `close` does; an uncaught exception is its
+    error. The slots of the optimizer, such as moments, are on the servers, and in the job's checkpoints.
+
+    Gradients are sent while the backward pass computes the others, if nothing changes them before the step. To clip
+    their norm, give `clip_norm` to the optimizer: `clip_grad_norm_` sees the gradients of this worker alone.
+
+    `param_groups` shows the learning rates. If a scheduler of PyTorch changes them, the worker with rank 0 sets the
+    learning rate of the job, which costs a call to the coordinator, and takes effect with one of the next updates. Give
+    the optimizer a schedule of `shoal.optim` for an exact one.
+
+    Args:
+        model: the module. Its values are the initial ones if this process starts the job.
+        optimizer: the optimizer of the job, from `shoal.optim`.
+        job: name of the job.
+        address, client, buffers, worker, on_error, options: see `shoal.torch.session`.
+
+    Raises:
+        InvalidVariable, InvalidOptimizer, BadRequest, ShoalError: see `shoal.torch.session`.
+
+    Attributes:
+        model_session: the session of the module.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: optim.Optimizer,
+        *,
+        job: str,
+        address: str | None = None,
+        client: Client | None = None,
+        buffers: BufferRule = "mean",
+        worker: str = "",
+        on_error: Literal["leave", "fail"] = "leave",
+        **options: Any,
+    ) -> None:
+        self._model = model
+        self._metrics: dict[str, float] = {}  # of the next step
+        self.model_session = session(
+            model,
+            optimizer,
+            job=job,
+            address=address,
+            client=client,
+            buffers=buffers,
+            worker=worker,
+            on_error=on_error,
+            **options,
+        )
+        self._spec = optimizer
+        super().__init__(self._groups(), {"lr": optimizer.rate(0)})
+        self._rates = [group["lr"] for group in self.param_groups]  # as far as the job knows them
+        self._sender = BackwardSender(self.model_session.tensors, self._push)
+        self._closed = False
+        atexit.register(self._close_at_exit)
+        self.model_session.pull_into(model)
+
+    @property
+    def session(self) -> Session:
+        """The session of the job, for example for its `rank`, `log` and `checkpoint`."""
+        return self.model_session.session
+
+    @property
+    def batch_samples(self) -> int:
+        """Number of samples of the current batch of a `DataLoader` of this optimizer; 0 if there is none."""
+        return self.model_session.batch_samples
+
+    @batch_samples.setter
+    def batch_samples(self, samples: int) -> None:
+        self.model_session.batch_samples = samples
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Pushes the gradients, and puts the new values of all workers into the module.
+
+        Args:
+            closure: computes the loss and the gradients again, and returns the loss.
+
+        Returns:
+            The loss of the closure.
+
+        Raises:
+            BadRequest: no parameter has a gradient: `backward` was not called.
+            InvalidVariable: the module has new parameters.
+            InvalidOptimizer: learning rates of groups were changed by different factors.
+            ShoalError: see `shoal.Session.push`.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._set_rate()
+        if self._sender.finish() is None:
+            self._push(None)
+        self._metrics = {}
+        self.model_session.pull_into(self._model)
+        self._show_rates()
+        return loss
+
+    def report(self, **metrics: float) -> None:
+        """Adds metrics to those that the next step reports, for example `optimizer.report(loss=loss.item())`."""
+        self._metrics.update(metrics)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group while this object is made. A job cannot get more variables later.
+
+        Raises:
+            InvalidVariable: this object exists.
+        """
+        if hasattr(self, "_closed"):
+            raise errors.InvalidVariable(
+                "a running job gets no more variables; add all parameters to the module before the optimizer is made"
+            )
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the groups with their learning rates, and the job's name and step. The servers have the slots."""
+        return {**super().state_dict(), "shoal": {"job": self.session.job, "step": self.session.step}}
+
+    def close(self, error: str | BaseException = "") -> None:
+        """Closes the session of the job; see `shoal.Session.close`. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._close_at_exit)
+        self._sender.close()
+        self.model_session.close(error)
+
+    def __enter__(self) -> "DistributedOptimizer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._closed:
+            self._closed = True
+            atexit.unregister(self._close_at_exit)
+            self._sender.close()
+            self.model_session.__exit__(kind, error, trace)
+
+    def _close_at_exit(self) -> None:
+        failure = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        self.close(failure_text(failure) if failure else "")
+
+    def _push(self, gradients: Any) -> PushResult:
+        return self.model_session.push_from(self._model, gradients=gradients, metrics=self._metrics)
+
+    # Learning rates.
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Returns the groups of parameters that have the same settings."""
+        found: dict[optim.VariableSettings, list[torch.nn.Parameter]] = {}
+        for name, parameter in self.model_session.tensors.trained.items():
+            found.setdefault(self._spec.settings_of(name), []).append(parameter)
+        rate = self._spec.rate(0)
+        return [
+            {"params": its, "lr": rate * it.rate, "weight_decay": it.weight_decay, "rate": it.rate}
+            for it, its in found.items()
+        ]
+
+    def _set_rate(self) -> None:
+        """Sets the learning rate of the job if a user or a scheduler has changed those of the groups."""
+        rates = [group["lr"] for group in self.param_groups]
+        if rates == self._rates:
+            return
+        bases = {group["lr"] / group["rate"] for group in self.param_groups if group["rate"]}
+        if not all(math.isclose(base, min(bases), rel_tol=1e-9) for base in bases):
+            raise errors.InvalidOptimizer(
+                "the learning rates of the groups were changed by different factors, and a job has one learning rate "
+                "with fixed factors for groups; change all of them by the same factor"
+            )
+        self._rates = rates
+        if self.session.rank == 0:
+            self.session.set_learning_rate(min(bases))
+
+    def _show_rates(self) -> None:
+        """Shows the rates of the schedule, unless somebody has set others."""
+        if not isinstance(self._spec.learning_rate, optim.Schedule):
+            return
+        if [group["lr"] for group in self.param_groups] == self._rates:
+            for group in self.param_groups:
+                group["lr"] = self._spec.rate(self.session.step) * group["rate"]
+            self._rates = [group["lr"] for group in self.param_groups]
+
+
+__all__ = ["DistributedOptimizer"]

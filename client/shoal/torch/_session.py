@@ -1,0 +1,153 @@
+"""Sessions whose variables are the parameters and buffers of a module."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from shoal import errors, optim
+from shoal._training import PushResult
+from shoal.client import Client
+from shoal.session import Session
+from shoal.torch._equivalents import checked_optimizer
+from shoal.torch._tensors import BufferRule, ModelTensors
+
+
+class ModelSession:
+    """A session with the variables of a module; `session` opens it.
+
+        with shoal.torch.session(model, shoal.optim.SGD(0.1), job="m") as s:
+            for x, y in loader:
+                s.pull_into(model)
+                loss_fn(model(x), y).backward()
+                s.push_from(model)
+                model.zero_grad()
+
+    Attributes:
+        session: the `shoal.Session`, for example for its `rank`, `log` and `checkpoint`.
+        batch_samples: number of samples of the current batch of a `DataLoader` of this session; 0 if there is none.
+    """
+
+    def __init__(self, session: Session, tensors: ModelTensors, model: torch.nn.Module, owned: ExitStack) -> None:
+        self.session, self.batch_samples = session, 0
+        self._tensors, self._model, self._owned = tensors, model, owned
+
+    def pull_into(self, model: torch.nn.Module) -> None:
+        """Puts the newest values into a module, as soon as the job's consistency mode allows it.
+
+        Raises:
+            InvalidVariable: it is another module than that of the session.
+            Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `shoal.Session.pull`.
+        """
+        self._check(model)
+        self._tensors.load(self.session.pull())
+
+    def push_from(
+        self,
+        model: torch.nn.Module,
+        *,
+        gradients: Iterable[tuple[str, np.ndarray]] | None = None,
+        weight: float | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> PushResult:
+        """Pushes the gradients and the buffers of a module.
+
+        Args:
+            model: the module.
+            gradients: pairs of name and array in place of the module's own gradients; see `shoal.Session.push`.
+            weight: weight in the mean of a synchronous step. None means the number of samples of the current batch of a
+                `DataLoader` of this session, or 1 without one.
+            metrics: metrics of the step by name, such as {"loss": 0.3}.
+
+        Returns:
+            The outcome.
+
+        Raises:
+            BadRequest: no parameter has a gradient: `backward` was not called.
+            InvalidVariable: it is another module, or it has new parameters.
+            InvalidGradient: a gradient is sparse.
+            NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `shoal.Session.push`.
+        """
+        self._check(model)
+        if gradients is None:
+            self._tensors.check()
+        return self.session.push(
+            self._tensors.gradients() if gradients is None else gradients,
+            updates=self._tensors.updates(),
+            weight=weight if weight is not None else self.batch_samples or 1.0,
+            metrics=metrics,
+        )
+
+    @property
+    def tensors(self) -> ModelTensors:
+        """The parameters and buffers of the module."""
+        return self._tensors
+
+    def close(self, error: str | BaseException = "") -> None:
+        """Closes the session; see `shoal.Session.close`."""
+        with self._owned:
+            self.session.close(error)
+
+    def __enter__(self) -> "ModelSession":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._owned:
+            self.session.__exit__(kind, error, trace)
+
+    def _check(self, model: torch.nn.Module) -> None:
+        if model is not self._model:
+            raise errors.InvalidVariable(
+                "this is another module than the one that the session was opened with; give that one"
+            )
+
+
+def session(
+    model: torch.nn.Module,
+    optimizer: optim.Optimizer | None = None,
+    *,
+    job: str,
+    address: str | None = None,
+    client: Client | None = None,
+    buffers: BufferRule = "mean",
+    worker: str = "",
+    on_error: Literal["leave", "fail"] = "leave",
+    **options: Any,
+) -> ModelSession:
+    """Opens a session with the parameters and buffers of a module as its variables.
+
+    Args:
+        model: the module. Its values are the initial ones if this process starts the job.
+        optimizer: the optimizer of the job, from `shoal.optim`. None means the default of `shoal.Job`.
+        job: name of the job.
+        address: host:port of the coordinator; see `shoal.Client`. Not with a client.
+        client: the client to use, which stays open. None opens one.
+        buffers: how the buffers of all workers, such as the statistics of BatchNorm, become one value in a synchronous
+            step: their mean, the last one, or "local" for none.
+        worker, on_error, options: see `shoal.Client.session`.
+
+    Returns:
+        The open session.
+
+    Raises:
+        InvalidVariable: a parameter has no values, or is complex or sparse.
+        InvalidOptimizer: the optimizer is one of another library. The message has its equivalent.
+        BadRequest: an argument is invalid, or there are an address and a client.
+        ShoalError: see `shoal.Client.session`.
+    """
+    if client is not None and address is not None:
+        raise errors.BadRequest("address and client are both given; give only one of them")
+    tensors = ModelTensors(model, buffers)
+    given = {"optimizer": checked_optimizer(optimizer), **options}
+    with ExitStack() as owned:
+        opened = client or owned.enter_context(Client(address))
+        raw = opened.session(job, variables=tensors.variables(), worker=worker, on_error=on_error, **given)
+        return ModelSession(raw, tensors, model, owned.pop_all())
+
+
+__all__ = ["ModelSession", "session"]

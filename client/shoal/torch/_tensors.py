@@ -1,0 +1,188 @@
+"""Tensors of a module by name, and the arrays of NumPy that share their memory."""
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+
+from shoal import errors
+from shoal.variables import Variable
+
+# How the buffers of all workers become one value; "local" keeps those of each worker.
+BufferRule = Literal["mean", "last", "local"]
+_BUFFER_RULES = ("mean", "last", "local")
+# Names that an error lists.
+_MAX_NAMED = 5
+
+
+class ModelTensors:
+    """The parameters and buffers of a module that are variables of a job, by their names in `state_dict`.
+
+    A parameter that several modules share has its first name. A parameter that needs no gradient, and a buffer, is a
+    variable that is not trained. Buffers of other dtypes than floats and int64, and those that are not in `state_dict`,
+    stay with each worker.
+
+    Args:
+        model: the module.
+        buffers: how the buffers of all workers become one value in a synchronous step. int64 buffers, such as the
+            counters of BatchNorm, are always "last".
+
+    Raises:
+        InvalidVariable: a parameter has no values, or is complex or sparse.
+        BadRequest: the rule is unknown.
+    """
+
+    def __init__(self, model: torch.nn.Module, buffers: BufferRule = "mean") -> None:
+        if buffers not in _BUFFER_RULES:
+            raise errors.BadRequest(f"buffers is {buffers!r}; give one of {', '.join(map(repr, _BUFFER_RULES))}")
+        self._model, self._rule = model, buffers
+        self.parameters = dict(model.named_parameters())
+        self.trained = {name: it for name, it in self.parameters.items() if it.requires_grad}
+        self.buffers = {} if buffers == "local" else {name: it for name, it in _buffers(model) if _is_shared(it)}
+        for name, tensor in [*self.parameters.items(), *self.buffers.items()]:
+            _check(name, tensor)
+        self._zeros: dict[str, np.ndarray] = {}  # gradients of parameters that have none
+        self._staging: dict[str, torch.Tensor] = {}  # pinned memory for tensors on a GPU
+
+    def variables(self) -> dict[str, Variable]:
+        """Returns the variables of the job, with the present values of the module."""
+        found = {
+            name: Variable.of(self._array(name, it), trainable=it.requires_grad) for name, it in self.parameters.items()
+        }
+        for name, it in self.buffers.items():
+            rule: Literal["mean", "last"] = "mean" if self._rule == "mean" and it.is_floating_point() else "last"
+            found[name] = Variable.of(self._array(name, it), trainable=False, aggregation=rule)
+        return found
+
+    def check(self) -> None:
+        """Checks that the gradients of the module can be pushed.
+
+        Raises:
+            BadRequest: no parameter has a gradient.
+            InvalidVariable: the module has a new parameter, or has lost one.
+        """
+        if len([*self._model.parameters()]) != len(self.parameters):
+            new = [name for name, _ in self._model.named_parameters() if name not in self.parameters]
+            raise errors.InvalidVariable(
+                f"the module has other parameters than when the job began (new: {_shown(new)}); add all parameters "
+                "before the optimizer or the session, and start another job for the changed module"
+            )
+        if all(it.grad is None for it in self.trained.values()):
+            raise errors.BadRequest("no parameter has a gradient; call loss.backward() before each step")
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Returns the gradients of all trained parameters. They share the memory of dense tensors on the CPU.
+
+        A parameter without a gradient gets zeros, as in `DistributedDataParallel`.
+
+        Raises:
+            InvalidGradient: a gradient is sparse.
+        """
+        found = {name: self.gradient(name, it) for name, it in self.trained.items()}
+        self._finish_copies()
+        return found
+
+    def gradient(self, name: str, parameter: torch.Tensor) -> np.ndarray:
+        """Returns the gradient of one parameter; see `gradients`."""
+        if parameter.grad is None:
+            if name not in self._zeros:
+                self._zeros[name] = np.zeros(parameter.shape, _dtype(parameter.dtype))
+            return self._zeros[name]
+        if parameter.grad.layout is not torch.strided:
+            raise errors.InvalidGradient(
+                f"the gradient of {name!r} is sparse; make its layer without sparse=True, such as "
+                "torch.nn.Embedding(..., sparse=False)",
+                variable=name,
+            )
+        return self._array(f"gradient of {name}", parameter.grad)
+
+    def updates(self) -> dict[str, np.ndarray] | None:
+        """Returns the values of the shared buffers; None if there are none."""
+        found = {name: self._array(name, it) for name, it in self.buffers.items()}
+        self._finish_copies()
+        return found or None
+
+    def load(self, values: Mapping[str, np.ndarray]) -> None:
+        """Puts values into the module. A dense parameter on the CPU uses the memory of its array from now on.
+
+        Args:
+            values: new arrays, which nobody else changes, by name.
+        """
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                _load(parameter, values[name])
+            for name, buffer in self.buffers.items():
+                buffer.copy_(_tensor(values[name]))
+
+    def _array(self, name: str, tensor: torch.Tensor) -> np.ndarray:
+        """Returns an array with the values of a tensor. After copies from a GPU, call `_finish_copies`."""
+        tensor = tensor.detach()
+        if tensor.is_cuda:
+            if name not in self._staging:
+                self._staging[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            tensor = self._staging[name].copy_(tensor, non_blocking=True)
+        elif tensor.device.type != "cpu":
+            tensor = tensor.cpu()
+        if tensor.dtype is torch.bfloat16:
+            return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return tensor.contiguous().numpy()
+
+    def _finish_copies(self) -> None:
+        if self._staging:
+            torch.cuda.synchronize()
+
+
+def _buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the buffers that `state_dict` has, each under its first name."""
+    kept = model.state_dict(keep_vars=True)
+    return ((name, it) for name, it in model.named_buffers() if name in kept)
+
+
+def _is_shared(buffer: torch.Tensor) -> bool:
+    return buffer.numel() > 0 and (buffer.is_floating_point() or buffer.dtype is torch.int64)
+
+
+def _check(name: str, tensor: torch.Tensor) -> None:
+    if is_lazy(tensor):
+        problem, advice = "has no shape yet", "call the module with one batch before"
+    elif tensor.is_meta:
+        problem, advice = "is on the meta device, so it has no values", "call model.to_empty(device='cpu') and fill it"
+    elif tensor.is_complex():
+        problem, advice = f"is {tensor.dtype}", "keep its real and imaginary parts, as torch.view_as_real gives them"
+    elif tensor.layout is not torch.strided:
+        problem, advice = "is sparse", "make it dense"
+    else:
+        return
+    raise errors.InvalidVariable(f"{name!r} of the module {problem}; {advice}", variable=name)
+
+
+def _dtype(dtype: torch.dtype) -> np.dtype:
+    if dtype is torch.bfloat16:
+        return np.dtype(ml_dtypes.bfloat16)
+    return torch.empty(0, dtype=dtype).numpy().dtype
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """Returns a tensor that shares the memory of an array."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _load(parameter: torch.Tensor, array: np.ndarray) -> None:
+    tensor = _tensor(array)
+    # Other memory would lose a layout such as channels_last, or be unknown to other processes.
+    if parameter.device.type == "cpu" and parameter.is_contiguous() and not parameter.is_shared():
+        parameter.data = tensor
+    else:
+        parameter.copy_(tensor)
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:_MAX_NAMED]) + (", ..." if len(names) > _MAX_NAMED else "") if names else "none"
+
+
+__all__ = ["BufferRule", "ModelTensors"]

@@ -1,0 +1,319 @@
+"""`shoal.torch.DistributedOptimizer`: the results of plain PyTorch, its habits, and what it refuses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import shoal
+import shoal.torch
+from shoal import errors, optim
+from shoal.events import MetricsReported
+from shoal.torch._tensors import ModelTensors
+from support.torch_training import (
+    CLASSES,
+    FEATURES,
+    alone,
+    arrays,
+    batch,
+    farthest,
+    loss_of,
+    name,
+    network,
+    part,
+    together,
+    trained,
+)
+
+STEPS = 50
+
+
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    weights = [it for name, it in model.named_parameters() if not name.endswith("bias")]
+    biases = [it for name, it in model.named_parameters() if name.endswith("bias")]
+    return [{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 2e-2, "weight_decay": 0.0}]
+
+
+class TestTwoSynchronousWorkersEqualOneProcess:
+    @pytest.mark.parametrize(
+        ("given", "plain", "bound"),
+        [
+            (optim.SGD(0.1), lambda it: torch.optim.SGD(it, 0.1), 1e-12),
+            (optim.Momentum(0.1, momentum=0.9), lambda it: torch.optim.SGD(it, 0.1, momentum=0.9), 1e-12),
+            (optim.Adam(1e-2), lambda it: torch.optim.Adam(it, 1e-2), 1e-10),
+        ],
+        ids=["sgd", "momentum", "adam"],
+    )
+    def test_with(self, client: shoal.Client, given: optim.Optimizer, plain: Callable[..., Any], bound: float) -> None:
+        model = network()
+        wanted = arrays(alone(model, plain(model.parameters()), STEPS))
+        for found in trained(client, given, STEPS):
+            assert farthest(wanted, found) <= bound
+
+    def test_with_groups_a_schedule_and_clipping(self, client: shoal.Client) -> None:
+        rates = optim.CosineLR(1e-2, steps=STEPS)
+        given = optim.AdamW(
+            rates,
+            weight_decay=0.1,
+            clip_norm=0.2,
+            groups=[optim.VariableGroup("*bias", rate=2.0, weight_decay=0.0)],
+        )
+        model = network()
+        optimizer = torch.optim.AdamW(groups(model), 1e-2)
+
+        def before(step: int) -> None:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+            for group, factor in zip(optimizer.param_groups, (1.0, 2.0), strict=True):
+                group["lr"] = rates.rate(step) * factor
+
+        wanted = arrays(alone(model, optimizer, STEPS, before))
+        for found in trained(client, given, STEPS):
+            assert farthest(wanted, found) <= 1e-10
+
+    def test_when_gradients_accumulate_or_change_after_the_backward_pass(self, client: shoal.Client) -> None:
+        """They were sent during the backward pass, so they are sent again."""
+
+        def doubled(model: nn.Module) -> None:
+            for it in model.parameters():
+                assert it.grad is not None
+                it.grad.mul_(2.0)
+
+        model = network()
+        plain = torch.optim.SGD(model.parameters(), 0.1)
+        wanted = arrays(alone(model, plain, 5, lambda _: doubled(model)))
+        for found in trained(client, optim.SGD(0.1), 5, after_backward=doubled):
+            assert farthest(wanted, found) <= 1e-12
+        with shoal.torch.DistributedOptimizer(again := network(), optim.SGD(0.1), job=name(), client=client) as it:
+            for step in range(5):
+                it.zero_grad()
+                for _ in range(2):
+                    loss_of(again, *batch(step)).backward()
+                it.step()
+        assert farthest(wanted, arrays(again)) <= 1e-12
+
+
+class TestVariables:
+    def test_buffers_of_batch_norm_are_the_mean_of_the_workers(self, client: shoal.Client) -> None:
+        def model() -> nn.Module:
+            return nn.Sequential(nn.BatchNorm1d(FEATURES, momentum=0.5), network()).double()
+
+        found = trained(client, optim.SGD(0.1), 1, model=model)
+        alone_each = []
+        for rank in range(2):
+            own = model()
+            own(part(0, rank)[0])
+            alone_each.append(arrays(own))
+        mean = (alone_each[0]["0.running_mean"] + alone_each[1]["0.running_mean"]) / 2
+        for it in found:
+            np.testing.assert_allclose(it["0.running_mean"], mean, rtol=1e-12)
+            assert it["0.num_batches_tracked"] == 1
+
+    def test_frozen_parameters_stay_and_are_in_checkpoints(self, client: shoal.Client) -> None:
+        model = network()
+        frozen = next(model.parameters()).requires_grad_(False)
+        before, job = frozen.detach().clone(), name()
+        with shoal.torch.DistributedOptimizer(model, optim.AdamW(0.1), job=job, client=client) as it:
+            loss_of(model, *batch(0)).backward()
+            it.step()
+            assert torch.equal(frozen, before)
+            assert client.job(job).pull()["0.weight"].tolist() == before.tolist()
+
+    def test_tied_weights_are_one_variable(self, client: shoal.Client) -> None:
+        class Tied(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                torch.manual_seed(0)
+                self.first, self.second = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+                self.second.weight = self.first.weight
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.second(self.first(x))[:, :CLASSES]
+
+        model, plain = Tied().double(), Tied().double()
+        wanted = arrays(alone(plain, torch.optim.SGD(plain.parameters(), 0.1), 3))
+        with shoal.torch.DistributedOptimizer(model, optim.SGD(0.1), job=name(), client=client) as it:
+            alone(model, it, 3)
+        assert farthest(wanted, arrays(model)) <= 1e-12
+        assert model.second.weight is model.first.weight
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_halves_are_float32_on_the_servers(self, client: shoal.Client, dtype: torch.dtype) -> None:
+        """Updates that a half cannot show add up."""
+        model = nn.Linear(1, 1, bias=False).to(dtype)
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+        with shoal.torch.DistributedOptimizer(model, optim.SGD(2.0**-14), job=name(), client=client) as it:
+            for _ in range(512):
+                model.weight.grad = torch.ones_like(model.weight)
+                it.step()
+            assert model.weight.item() == 1 - 512 * 2.0**-14
+
+    def test_a_parameter_without_a_gradient_counts_as_zeros(self, client: shoal.Client) -> None:
+        model = nn.ModuleDict({"used": nn.Linear(FEATURES, CLASSES), "unused": nn.Linear(2, 2)}).double()
+        before = arrays(model)
+        given = optim.Adam(0.1)
+        with shoal.torch.DistributedOptimizer(model, given, job=name(), client=client) as it:
+            loss_of(model["used"], *batch(0)).backward()
+            it.step()
+        after = arrays(model)
+        assert farthest(before, after, ["unused.weight", "unused.bias"]) == 0
+        assert farthest(before, after, ["used.weight"]) > 0
+
+    def test_the_memory_of_pulled_arrays_is_used_and_layouts_stay(self) -> None:
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(4, 2)).to(memory_format=torch.channels_last)
+        tensors = ModelTensors(model)
+        values = {key: np.ones(it.shape, it.dtype) for key, it in tensors.variables().items()}
+        tensors.load(values)
+        assert model[2].weight.data_ptr() == values["2.weight"].ctypes.data
+        assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+        model[2].weight.grad = torch.ones_like(model[2].weight)
+        assert tensors.gradients()["2.weight"].ctypes.data == model[2].weight.grad.data_ptr()
+
+
+class TestHabits:
+    def test_a_scheduler_sets_the_rate_of_the_job(self, client: shoal.Client) -> None:
+        model = network()
+        with shoal.torch.DistributedOptimizer(model, optim.SGD(0.5), job=name(), client=client) as it:
+            scheduler = torch.optim.lr_scheduler.StepLR(it, 1, gamma=0.0)
+            alone(model, it, 1)
+            scheduler.step()
+            alone(model, it, 3)  # the rate counts from one of the next updates on
+            before = arrays(model)
+            alone(model, it, 2)
+            assert farthest(before, arrays(model)) == 0
+            assert it.param_groups[0]["lr"] == 0
+
+    def test_groups_show_the_schedule(self, client: shoal.Client) -> None:
+        rates = optim.LinearLR(1.0, steps=4)
+        given = optim.SGD(rates, groups=[optim.VariableGroup("*bias", rate=0.5)])
+        model = network()
+        with shoal.torch.DistributedOptimizer(model, given, job=name(), client=client) as it:
+            alone(model, it, 2)
+            assert sorted(group["lr"] for group in it.param_groups) == [rates.rate(2) / 2, rates.rate(2)]
+            it.param_groups[0]["lr"] = 7.0
+            with pytest.raises(errors.InvalidOptimizer, match="by different factors"):
+                alone(model, it, 1)
+
+    def test_a_closure_gives_the_loss(self, client: shoal.Client) -> None:
+        model = network()
+
+        def closure() -> torch.Tensor:
+            loss = loss_of(model, *batch(0))
+            loss.backward()
+            return loss
+
+        with shoal.torch.DistributedOptimizer(model, optim.SGD(0.1), job=name(), client=client) as it:
+            assert it.step(closure).item() == loss_of(network(), *batch(0)).item()
+
+    def test_its_state_goes_into_files_and_back(self, client: shoal.Client) -> None:
+        model, job = network(), name()
+        with shoal.torch.DistributedOptimizer(model, optim.Adam(0.1), job=job, client=client) as it:
+            alone(model, it, 2)
+            state = it.state_dict()
+            assert state["shoal"] == {"job": job, "step": 2}
+            it.load_state_dict(state)
+            assert it.param_groups[0]["lr"] == 0.1
+
+    def test_metrics_reach_the_job(self, client: shoal.Client) -> None:
+        model, job = network(), name()
+        with shoal.torch.DistributedOptimizer(model, optim.SGD(0.1), job=job, client=client) as it:
+            it.report(loss=2.5)
+            alone(model, it, 1)
+        reports = [it for it in client.job(job).events() if isinstance(it, MetricsReported)]
+        assert [it.values["loss"] for it in reports if it.values] == [2.5]
+
+
+class TestIsRefused:
+    @staticmethod
+    def make(client: shoal.Client, model: nn.Module, optimizer: Any = None, **options: Any) -> Any:
+        given = optimizer or optim.SGD(0.1)
+        return shoal.torch.DistributedOptimizer(model, given, job=name(), client=client, **options)
+
+    def test_a_parameter_that_appears_later(self, client: shoal.Client) -> None:
+        model = network()
+        with self.make(client, model) as it:
+            model.append(nn.Linear(CLASSES, CLASSES).double())
+            loss_of(model, *batch(0)).backward()
+            with pytest.raises(errors.InvalidVariable, match=r"new: 3\.weight, 3\.bias"):
+                it.step()
+            with pytest.raises(errors.InvalidVariable, match="gets no more variables"):
+                it.add_param_group({"params": [*model[3].parameters()]})
+
+    @pytest.mark.parametrize(
+        ("model", "said"),
+        [
+            (lambda: nn.Linear(2, 2, device="meta"), "on the meta device.*to_empty"),
+            (lambda: nn.Linear(2, 2).to(torch.complex64), r"is torch\.complex64; .*view_as_real"),
+            (lambda: nn.LazyLinear(2), "has no shape yet; call the module with one batch"),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:Complex modules:UserWarning", "ignore:Lazy modules:UserWarning")
+    def test_a_parameter_without_real_values(
+        self, client: shoal.Client, model: Callable[[], nn.Module], said: str
+    ) -> None:
+        with pytest.raises(errors.InvalidVariable, match=said):
+            self.make(client, model())
+
+    def test_a_sparse_gradient(self, client: shoal.Client) -> None:
+        model = nn.Embedding(4, 2, sparse=True)
+        with self.make(client, model) as it:
+            model(torch.tensor([1])).sum().backward()
+            with pytest.raises(errors.InvalidGradient, match=r"the gradient of 'weight' is sparse; .*sparse=False"):
+                it.step()
+
+    def test_a_step_without_a_backward_pass(self, client: shoal.Client) -> None:
+        with self.make(client, network()) as it, pytest.raises(errors.BadRequest, match=r"call loss\.backward\(\)"):
+            it.step()
+
+    def test_other_shapes_than_those_of_the_job(self, client: shoal.Client) -> None:
+        job = name()
+        with (
+            shoal.torch.DistributedOptimizer(nn.Linear(2, 2), optim.SGD(0.1), job=job, client=client),
+            pytest.raises(errors.InvalidJob, match="weight"),
+        ):
+            shoal.torch.DistributedOptimizer(nn.Linear(3, 2), optim.SGD(0.1), job=job, client=client)
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            (lambda it: torch.optim.SGD(it, 0.1), r"shoal\.optim\.SGD\(0\.1, weight_decay=0\)"),
+            (
+                lambda it: torch.optim.SGD(it, 0.1, momentum=0.9, nesterov=True),
+                r"shoal\.optim\.Momentum\(0\.1, momentum=0\.9, nesterov=True, weight_decay=0\)",
+            ),
+            (lambda it: torch.optim.AdamW(it, 1e-3), r"shoal\.optim\.AdamW\(0\.001, betas=\(0\.9, 0\.999\), eps=1e-08"),
+            (torch.optim.Rprop, r"torch\.Rprop; give one of shoal\.optim"),
+            (lambda _: "adam", r"builtins\.str; give one of shoal\.optim"),
+        ],
+    )
+    def test_an_optimizer_of_another_library(
+        self, client: shoal.Client, given: Callable[[Any], Any], said: str
+    ) -> None:
+        model = network()
+        with pytest.raises(errors.InvalidOptimizer, match=said):
+            self.make(client, model, given(model.parameters()))
+
+
+def test_the_plain_form_trains_too(client: shoal.Client) -> None:
+    model = network()
+    wanted = arrays(alone(plain := network(), torch.optim.SGD(plain.parameters(), 0.1), 3))
+    job = name()
+
+    def work(_: int) -> dict[str, np.ndarray]:
+        own = network()
+        with shoal.torch.session(own, optim.SGD(0.1), job=job, workers=2, client=client) as it:
+            for step in range(3):
+                it.pull_into(own)
+                own.zero_grad()
+                loss_of(own, *part(step, it.session.rank)).backward()
+                it.push_from(own)
+            it.pull_into(own)
+        return arrays(own)
+
+    for found in together(work):
+        assert farthest(wanted, found) <= 1e-12
+    with shoal.torch.session(model, job=name(), client=client) as it, pytest.raises(errors.InvalidVariable):
+        it.pull_into(network())
