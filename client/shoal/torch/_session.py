@@ -26,6 +26,12 @@ class ModelSession:
                 s.push_from(model)
                 model.zero_grad()
 
+    Args:
+        session: the session.
+        tensors: the parameters and buffers of the module.
+        model: the module.
+        owned: what is closed with this object.
+
     Attributes:
         session: the `shoal.Session`, for example for its `rank`, `log` and `checkpoint`.
         batch_samples: number of samples of the current batch of a `DataLoader` of this session; 0 if there is none.
