@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import shoal.torch
-from shoal import optim
+from shoal.optim import AdamW
+from shoal.torch import DataLoader, DistributedOptimizer
 
 EPOCHS = 10
 
@@ -27,9 +27,9 @@ def network() -> nn.Module:
 
 def main() -> None:
     model = network()
-    given = {"job": "digits", "workers": 2, "batch_size": 32, "epochs": EPOCHS}
-    optimizer = shoal.torch.DistributedOptimizer(model, optim.AdamW(3e-3, clip_norm=1.0), **given)
-    loader = shoal.torch.DataLoader(digits(), 32, session=optimizer)
+    given = AdamW(3e-3, clip_norm=1.0)
+    optimizer = DistributedOptimizer(model, given, job="digits", workers=2, batch_size=32, epochs=EPOCHS)
+    loader = DataLoader(digits(), 32, session=optimizer)
     for epoch in range(EPOCHS):
         for x, y in loader:
             optimizer.zero_grad()

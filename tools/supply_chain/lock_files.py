@@ -29,8 +29,8 @@ ROOT = Path(__file__).parents[2]
 FOLDER = "requirements"
 HEADERS = "cuda-headers"
 
-# PyTorch has a build for each accelerator, and pip's configuration decides which one it installs. The image has none.
-UNLOCKED_EXTRAS = frozenset({"reference", "torch"})
+# PyTorch has a build for each accelerator, and pip's configuration decides which one it installs; JAX has, too.
+UNLOCKED_EXTRAS = frozenset({"jax", "reference", "torch"})
 
 # Where the lock files must work: Linux, with the Pythons of pyproject.toml.
 _MACHINES = ("x86_64", "aarch64")

@@ -1,8 +1,6 @@
 """An optimizer in the form of PyTorch's, whose updates the servers of a cluster compute."""
 
-import atexit
 import math
-import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
@@ -10,7 +8,8 @@ from typing import Any, Literal
 import torch
 
 from shoal import errors, optim
-from shoal._training import PushResult, failure_text
+from shoal._session.script_end import ScriptEnd
+from shoal._training import PushResult
 from shoal.client import Client
 from shoal.session import Session
 from shoal.torch._backward import BackwardSender
@@ -82,8 +81,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().__init__(self._groups(), {"lr": optimizer.rate(0)})
         self._rates = [group["lr"] for group in self.param_groups]  # as far as the job knows them
         self._sender = BackwardSender(self.model_session.tensors, self._push)
-        self._closed = False
-        atexit.register(self._close_at_exit)
+        self._closed, self._end = False, ScriptEnd(self.close)
         self.model_session.pull_into(model)
 
     @property
@@ -151,9 +149,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Closes the session of the job; see `shoal.Session.close`. A second call does nothing."""
         if self._closed:
             return
-        self._closed = True
-        atexit.unregister(self._close_at_exit)
-        self._sender.close()
+        self._stop()
         self.model_session.close(error)
 
     def __enter__(self) -> "DistributedOptimizer":
@@ -163,14 +159,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._closed:
-            self._closed = True
-            atexit.unregister(self._close_at_exit)
-            self._sender.close()
+            self._stop()
             self.model_session.__exit__(kind, error, trace)
 
-    def _close_at_exit(self) -> None:
-        failure = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-        self.close(failure_text(failure) if failure else "")
+    def _stop(self) -> None:
+        self._closed = True
+        self._end.over()
+        self._sender.close()
 
     def _push(self, gradients: Any) -> PushResult:
         return self.model_session.push_from(self._model, gradients=gradients, metrics=self._metrics)

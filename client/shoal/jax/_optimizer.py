@@ -1,0 +1,120 @@
+"""An optimizer for loops in JAX, whose updates the servers of a cluster compute."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Literal
+
+import jax
+
+from shoal import errors, optim
+from shoal._session.script_end import ScriptEnd
+from shoal.client import Client
+from shoal.jax._trees import trained_part, updated
+from shoal.session import Session
+
+
+class DistributedOptimizer:
+    """Trains a tree of arrays, or the parameters of a module of Flax (nnx), in a job, together with its other workers.
+
+        optimizer = shoal.jax.DistributedOptimizer(model, shoal.optim.AdamW(1e-3), job="m", workers=2)
+        for x, y in batches:
+            loss, gradients = loss_and_gradients(model, x, y)  # of nnx.value_and_grad, in nnx.jit
+            optimizer.update(model, gradients)
+
+    The constructor waits until all workers of the job are there. At the end of the program the session is closed, as
+    `close` does; an uncaught exception is its error.
+
+    Args:
+        model: the module, which gets the values of the first worker, or a tree: `pull` returns these values then.
+        optimizer: the optimizer of the job, from `shoal.optim`.
+        job: name of the job.
+        address: host:port of the coordinator; see `shoal.Client`. Not with a client.
+        client: the client to use, which stays open. None opens one.
+        worker, on_error, options: see `shoal.Client.session`.
+
+    Raises:
+        InvalidOptimizer: the optimizer is not one of `shoal.optim`.
+        BadRequest: there are an address and a client.
+        ShoalError: see `shoal.Client.session`.
+
+    Attributes:
+        session: the session of the job, for example for its `batches`, `rank` and `log`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: optim.Optimizer,
+        *,
+        job: str,
+        address: str | None = None,
+        client: Client | None = None,
+        worker: str = "",
+        on_error: Literal["leave", "fail"] = "leave",
+        **options: Any,
+    ) -> None:
+        if not isinstance(optimizer, optim.Optimizer):
+            raise errors.InvalidOptimizer(
+                f"the optimizer is {type(optimizer).__module__}.{type(optimizer).__name__}; the servers update the "
+                "values, so give one of shoal.optim: optax.adamw(1e-3) is shoal.optim.AdamW(1e-3, weight_decay=1e-4)"
+            )
+        if client is not None and address is not None:
+            raise errors.BadRequest("address and client are both given; give only one of them")
+        with ExitStack() as owned:
+            opened = client or owned.enter_context(Client(address))
+            given = {"optimizer": optimizer, **options}
+            variables = trained_part(model)
+            self.session: Session = opened.session(job, variables=variables, worker=worker, on_error=on_error, **given)
+            self._owned = owned.pop_all()
+        self._end = ScriptEnd(self.close)
+        self.pull(model)
+
+    def update(
+        self, model: Any, gradients: Any, *, weight: float = 1.0, metrics: Mapping[str, float] | None = None
+    ) -> Any:
+        """Pushes gradients, and pulls the new values of all workers.
+
+        Args:
+            model: the module, which gets the values, or the tree.
+            gradients: the gradients, as `jax.grad` or `nnx.grad` return them.
+            weight: weight in the mean of a synchronous step, > 0: usually the number of samples.
+            metrics: metrics of the step by name, such as {"loss": loss}.
+
+        Returns:
+            The module, or a tree with the new values.
+
+        Raises:
+            BadRequest: it is called inside a function that JAX compiles.
+            InvalidGradient, NonFiniteGradient, ShoalError: see `shoal.Session.push`.
+        """
+        if any(isinstance(it, jax.core.Tracer) for it in jax.tree.leaves(gradients)):
+            raise errors.BadRequest(
+                "update is called inside a function that JAX compiles, where there are no values yet; return the "
+                "gradients from that function, and call update after it"
+            )
+        self.session.push(gradients, weight=weight, metrics=metrics)
+        return self.pull(model)
+
+    def pull(self, model: Any) -> Any:
+        """Returns the module or a tree with the newest values, as `update` does, without a push."""
+        return updated(model, self.session.pull())
+
+    def close(self, error: str | BaseException = "") -> None:
+        """Closes the session of the job; see `shoal.Session.close`. A second call does nothing."""
+        self._end.over()
+        with self._owned:
+            self.session.close(error)
+
+    def __enter__(self) -> "DistributedOptimizer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.over()
+        with self._owned:
+            self.session.__exit__(kind, error, trace)
+
+
+__all__ = ["DistributedOptimizer"]

@@ -1,0 +1,126 @@
+"""`shoal.jax.DistributedOptimizer`: the results of optax, memory, and what it refuses."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import shoal
+import shoal.jax
+from shoal import errors, optim
+from shoal.jax._trees import to_jax
+
+_names = count()
+
+
+def name() -> str:
+    return f"jax-{next(_names)}"
+
+
+def parameters() -> dict[str, Any]:
+    keys = jax.random.split(jax.random.key(0), 2)
+    hidden = {"w": jax.random.normal(keys[0], (5, 8)), "b": jnp.zeros(8)}
+    return {"hidden": hidden, "out": jax.random.normal(keys[1], (8,))}
+
+
+def batch(step: int) -> tuple[jax.Array, jax.Array]:
+    x = jax.random.normal(jax.random.key(step), (8, 5))
+    return x, x.sum(axis=1)
+
+
+def loss_of(params: dict[str, Any], x: jax.Array, y: jax.Array) -> jax.Array:
+    hidden = jnp.tanh(x @ params["hidden"]["w"] + params["hidden"]["b"])
+    return ((hidden @ params["out"] - y) ** 2).mean()
+
+
+gradients_of = jax.jit(jax.grad(loss_of))
+
+
+def together(work: Any) -> list[Any]:
+    with ThreadPoolExecutor(2) as pool:
+        return [*pool.map(work, range(2))]
+
+
+def part(step: int, rank: int) -> list[jax.Array]:
+    return [it[4 * rank : 4 * rank + 4] for it in batch(step)]
+
+
+def test_two_synchronous_workers_equal_one_process(client: shoal.Client) -> None:
+    plain, wanted = optax.adam(1e-2), parameters()
+    state = plain.init(wanted)
+    for step in range(20):
+        updates, state = plain.update(gradients_of(wanted, *batch(step)), state)
+        wanted = optax.apply_updates(wanted, updates)
+    job = name()
+
+    def work(_: int) -> Any:
+        params = parameters()
+        with shoal.jax.DistributedOptimizer(params, optim.Adam(1e-2), job=job, workers=2, client=client) as it:
+            for step in range(20):
+                params = it.update(params, gradients_of(params, *part(step, it.session.rank)), metrics={"loss": 1.0})
+        return params
+
+    for found in together(work):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)
+
+
+def test_a_module_of_flax_is_changed_in_place(client: shoal.Client) -> None:
+    class Net(nnx.Module):
+        def __init__(self) -> None:
+            self.linear, self.norm = nnx.Linear(5, 1, rngs=nnx.Rngs(0)), nnx.BatchNorm(5, rngs=nnx.Rngs(0))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.linear(self.norm(x))[:, 0]
+
+    def squares(model: Net, x: jax.Array, y: jax.Array) -> jax.Array:
+        return ((model(x) - y) ** 2).mean()
+
+    step_of = nnx.jit(nnx.value_and_grad(squares))
+    model, plain = Net(), Net()
+    reference = nnx.Optimizer(plain, optax.sgd(0.1), wrt=nnx.Param)
+    with shoal.jax.DistributedOptimizer(model, optim.SGD(0.1), job=name(), client=client) as it:
+        for step in range(5):
+            loss, gradients = step_of(model, *batch(step))
+            wanted, expected = step_of(plain, *batch(step))
+            reference.update(plain, expected)
+            assert it.update(model, gradients) is model
+            np.testing.assert_allclose(loss, wanted, rtol=1e-5)
+    one, other = nnx.state(model, nnx.Param), nnx.state(plain, nnx.Param)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one, other)
+
+
+def test_arrays_share_memory_if_it_is_aligned() -> None:
+    memory = np.zeros(4096, np.uint8)
+    start = -memory.ctypes.data % 64
+    aligned, other = (memory[start + by : start + by + 400].view(np.float32) for by in (0, 4))
+    assert to_jax(aligned).unsafe_buffer_pointer() == aligned.ctypes.data
+    assert to_jax(other).unsafe_buffer_pointer() != other.ctypes.data
+    assert to_jax(other).tolist() == other.tolist()
+
+
+class TestIsRefused:
+    def test_an_update_inside_a_compiled_function(self, client: shoal.Client) -> None:
+        params = parameters()
+        with shoal.jax.DistributedOptimizer(params, optim.SGD(0.1), job=name(), client=client) as it:
+
+            def step(params: Any) -> Any:
+                return it.update(params, jax.grad(loss_of)(params, *batch(0)))
+
+            with pytest.raises(errors.BadRequest, match="inside a function that JAX compiles"):
+                jax.jit(step)(params)
+
+    def test_an_optimizer_of_optax(self, client: shoal.Client) -> None:
+        given: Any = optax.adam(1e-3)
+        with pytest.raises(errors.InvalidOptimizer, match=r"optax.* give one of shoal\.optim"):
+            shoal.jax.DistributedOptimizer(parameters(), given, job=name(), client=client)
+
+    def test_an_address_beside_a_client(self, client: shoal.Client) -> None:
+        with pytest.raises(errors.BadRequest, match="both given"):
+            shoal.jax.DistributedOptimizer(parameters(), optim.SGD(0.1), job=name(), client=client, address="h:1")
