@@ -72,9 +72,10 @@ def trained(
 ) -> list[dict[str, np.ndarray]]:
     """Trains a module with two workers. Returns the parameters and buffers of both."""
     job = name()
+    models = [model() for _ in range(2)]  # not on the threads, which share the generator of random numbers
 
     def work(rank: int) -> dict[str, np.ndarray]:
-        own = model()
+        own = models[rank]
         with shoal.torch.DistributedOptimizer(own, optimizer, job=job, workers=2, client=client, **options) as it:
             for step in range(steps):
                 it.zero_grad()

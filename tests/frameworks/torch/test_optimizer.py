@@ -300,10 +300,10 @@ class TestIsRefused:
 def test_the_plain_form_trains_too(client: shoal.Client) -> None:
     model = network()
     wanted = arrays(alone(plain := network(), torch.optim.SGD(plain.parameters(), 0.1), 3))
-    job = name()
+    job, models = name(), [network() for _ in range(2)]
 
-    def work(_: int) -> dict[str, np.ndarray]:
-        own = network()
+    def work(rank: int) -> dict[str, np.ndarray]:
+        own = models[rank]
         with shoal.torch.session(own, optim.SGD(0.1), job=job, workers=2, client=client) as it:
             for step in range(3):
                 it.pull_into(own)
