@@ -1,8 +1,11 @@
 """Pages of the Python API: one directive of mkdocstrings for each public name."""
 
+import ast
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 
 from markdown_text import page, table, text
 
@@ -19,11 +22,13 @@ MODULES = (
     "shoal.evaluation",
     "shoal.events",
     "shoal.initializers",
+    "shoal.jax",
     "shoal.optim",
     "shoal.partitioners",
     "shoal.program",
     "shoal.status",
     "shoal.timings",
+    "shoal.torch",
     "shoal_nn",
     "shoal_nn.models",
     "shoal_nn.programs",
@@ -56,12 +61,30 @@ MODULES = (
     "shoal_distribute.train",
 )
 
+# Their frameworks need not be installed.
+ADAPTERS = frozenset({"shoal.jax", "shoal.torch"})
+
 
 def public_names(module: str) -> list[str]:
     """Returns the full names of what a module exports, modules and dunder names left out."""
-    found = importlib.import_module(module)
-    names = [name for name in found.__all__ if not name.startswith("__") and not inspect.ismodule(getattr(found, name))]
+    if module in ADAPTERS:
+        names = next(
+            ast.literal_eval(it.value)
+            for it in _tree(module).body
+            if isinstance(it, ast.Assign) and ast.unparse(it.targets[0]) == "__all__"
+        )
+    else:
+        found = importlib.import_module(module)
+        names = [it for it in found.__all__ if not it.startswith("__") and not inspect.ismodule(getattr(found, it))]
     return [f"{module}.{name}" for name in names]
+
+
+def _tree(module: str) -> ast.Module:
+    """Returns the source of a package, which need not be importable here."""
+    spec = importlib.util.find_spec(module)
+    assert spec
+    assert spec.origin
+    return ast.parse(Path(spec.origin).read_text())
 
 
 def _file(module: str) -> str:
@@ -69,7 +92,8 @@ def _file(module: str) -> str:
 
 
 def _summary(module: str) -> str:
-    return text((inspect.getdoc(importlib.import_module(module)) or "").split("\n\n")[0])
+    doc = ast.get_docstring(_tree(module)) if module in ADAPTERS else inspect.getdoc(importlib.import_module(module))
+    return text((doc or "").split("\n\n")[0])
 
 
 def _directive(name: str, depth: int) -> Iterator[str]:

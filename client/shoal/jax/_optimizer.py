@@ -31,7 +31,9 @@ class DistributedOptimizer:
         job: name of the job.
         address: host:port of the coordinator; see `shoal.Client`. Not with a client.
         client: the client to use, which stays open. None opens one.
-        worker, on_error, options: see `shoal.Client.session`.
+        worker: see `shoal.Client.session`.
+        on_error: see `shoal.Client.session`.
+        options: see `shoal.Client.session`.
 
     Raises:
         InvalidOptimizer: the optimizer is not one of `shoal.optim`.

@@ -42,7 +42,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model: the module. Its values are the initial ones if this process starts the job.
         optimizer: the optimizer of the job, from `shoal.optim`.
         job: name of the job.
-        address, client, buffers, worker, on_error, options: see `shoal.torch.session`.
+        address: see `shoal.torch.session`.
+        client: see `shoal.torch.session`.
+        buffers: see `shoal.torch.session`.
+        worker: see `shoal.torch.session`.
+        on_error: see `shoal.torch.session`.
+        options: see `shoal.torch.session`.
 
     Raises:
         InvalidVariable, InvalidOptimizer, BadRequest, ShoalError: see `shoal.torch.session`.

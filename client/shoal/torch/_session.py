@@ -135,7 +135,9 @@ def session(
         client: the client to use, which stays open. None opens one.
         buffers: how the buffers of all workers, such as the statistics of BatchNorm, become one value in a synchronous
             step: their mean, the last one, or "local" for none.
-        worker, on_error, options: see `shoal.Client.session`.
+        worker: see `shoal.Client.session`.
+        on_error: see `shoal.Client.session`.
+        options: see `shoal.Client.session`.
 
     Returns:
         The open session.

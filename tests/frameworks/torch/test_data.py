@@ -52,8 +52,6 @@ def test_two_workers_read_each_sample_once_an_epoch(client: shoal.Client, loader
 
     for epoch, (one, other) in enumerate(zip(*together(work), strict=True)):
         assert one + other == Counter(range(SAMPLES)), f"epoch {epoch}"
-        assert one
-        assert other
     assert client.job(job).data().total.done == 3 * SAMPLES
 
 

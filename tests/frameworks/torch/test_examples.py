@@ -1,4 +1,4 @@
-"""The loops in examples/frameworks: few lines change, and the results stay."""
+"""The loops of PyTorch in examples: few lines change, and the results stay."""
 
 import ast
 import difflib
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch_after
 
 import shoal
-from frameworks import torch_after
 from support.clusters.local import ROOT
 
-LOOPS = ROOT / "examples" / "frameworks"
+LOOPS = ROOT / "examples"
 # Lines that may change in a loop, imports aside.
 MOST_CHANGED = 4
 
@@ -37,16 +37,16 @@ def test_few_lines_change(framework: str) -> None:
 
 def test_two_workers_train_as_one_process(client: shoal.Client, tmp_path: Path) -> None:
     environ = {**os.environ, "SHOAL_COORDINATOR": client.address, "OMP_NUM_THREADS": "1"}
-    folders = [tmp_path / str(number) for number in range(2)]
-    for folder in folders:
+    places = [tmp_path / str(number) for number in range(2)]
+    for folder in places:
         folder.mkdir()
     command = [sys.executable, str(LOOPS / "torch_after.py")]
-    workers = [subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE) for folder in folders]
+    workers = [subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE) for folder in places]
     for worker in workers:
         output = worker.communicate(timeout=100)[0].decode()
         assert worker.returncode == 0
         assert output.startswith("epoch 0: loss ")
-    one, other = (torch.load(folder / "digits.pt") for folder in folders)
+    one, other = (torch.load(folder / "digits.pt") for folder in places)
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert client.job("digits").data().total.done == 10 * 1797
     model, (images, labels) = torch_after.network().eval(), torch_after.digits().tensors

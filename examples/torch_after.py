@@ -1,17 +1,20 @@
-"""A loop in plain PyTorch: a classifier of handwritten digits. `torch_after.py` is the same loop on a cluster."""
+"""The loop of `torch_before.py` on a cluster: start it on each worker. SHOAL_COORDINATOR names the coordinator."""
 
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
+
+from shoal.optim import AdamW
+from shoal.torch import DataLoader, DistributedOptimizer
 
 EPOCHS = 10
 
 
 def digits() -> TensorDataset:
-    with np.load(Path(__file__).parents[1] / "digits.npz") as found:
+    with np.load(Path(__file__).with_name("digits.npz")) as found:
         return TensorDataset(
             torch.from_numpy(found["pixels"] / np.float32(16)), torch.from_numpy(found["labels"]).long()
         )
@@ -24,14 +27,14 @@ def network() -> nn.Module:
 
 def main() -> None:
     model = network()
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    loader = DataLoader(digits(), 32, shuffle=True)
+    given = AdamW(3e-3, clip_norm=1.0)
+    optimizer = DistributedOptimizer(model, given, job="digits", workers=2, batch_size=32, epochs=EPOCHS)
+    loader = DataLoader(digits(), 32, session=optimizer)
     for epoch in range(EPOCHS):
         for x, y in loader:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
         print(f"epoch {epoch}: loss {loss.item():.3f}", flush=True)
     torch.save(model.state_dict(), "digits.pt")
