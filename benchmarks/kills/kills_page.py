@@ -50,7 +50,7 @@ def renew() -> None:
     results = kept()
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n\n{table(results)}\n{END}{rest.partition(END)[2]}")
-    draw(results)
+    draw(results, CHART)
 
 
 def share(result: Result) -> float:
@@ -128,7 +128,7 @@ def shown(results: Sequence[Result]) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
-def draw(results: Sequence[Result], path: Path = CHART) -> None:
+def draw(results: Sequence[Result], path: Path) -> None:
     """Writes an SVG: useful samples against time, and per second. Its description names the figures (`shown`)."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     curves, bars = figure.subplots(1, 2, width_ratios=(3, 2))
