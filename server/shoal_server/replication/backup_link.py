@@ -107,8 +107,11 @@ class BackupLink:
 
         Raises:
             BadRequest: there is such a lane already.
+            Unreachable: the connection has ended.
         """
         with self._changed:
+            if self._ended or self._stopped:  # nobody would close this lane
+                raise errors.Unreachable(f"the first lane of this replica from {copies.peer} has ended")
             if self._copies:
                 raise errors.BadRequest(f"{copies.peer} opened the second lane of a replica twice; open it once")
             copies.send(Frame.END)  # a new connection takes a frame without a wait
