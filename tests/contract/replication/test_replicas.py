@@ -188,6 +188,8 @@ def test_a_staged_push_is_committed_at_the_new_primary(replicas: Replicas) -> No
     values = [primary.array(slab, "") for slab in range(2)]
     payload = {slab: np.ones(array.size, array.dtype) for slab, array in enumerate(values)}
     assert primary.stage(stamp, 1.0, 0, payload).outcome == "staged"
+    told = primary.confirmation(set())  # as the call waits before it answers
+    wait_until(lambda: told is None or not told.waits, what="the backup's confirmation")
     replicas.promote()
     assert replicas.group(1).commit(stamp).outcome == "accepted"
     assert replicas.group(1).version == 1

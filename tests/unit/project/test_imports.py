@@ -93,9 +93,13 @@ def test_layers_compute_through_the_namespace_of_their_arrays() -> None:
 
 
 def test_nothing_imports_cupy_cudnn_or_opentelemetry_before_it_is_asked_for() -> None:
-    """The test imports every module of ours in a process of its own, whatever is installed."""
+    """The test imports every module of ours in a process of its own, whatever is installed, but those of adapters."""
     names = [path.relative_to(ROOMS[room]).with_suffix("").as_posix().replace("/", ".") for room, path in MODULES]
-    ours = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+    ours = [
+        name.removesuffix(".__init__")
+        for name in names
+        if not name.endswith("__main__") and not name.startswith(("shoal.jax", "shoal.keras", "shoal.torch"))
+    ]
     script = f"import importlib, sys; [importlib.import_module(name) for name in {ours!r}]; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in ran.stdout.split()}
