@@ -10,5 +10,6 @@ from support.clusters.local import local_cluster
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[shoal.Client]:
-    with local_cluster(servers=2, workers=0) as cluster, cluster.client() as client:
+    slow = {"coordinator": ["--heartbeat-timeout", "30"]}  # frameworks take all cores while they load
+    with local_cluster(servers=2, workers=0, flags=slow) as cluster, cluster.client() as client:
         yield client

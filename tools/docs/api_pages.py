@@ -23,6 +23,7 @@ MODULES = (
     "shoal.events",
     "shoal.initializers",
     "shoal.jax",
+    "shoal.keras",
     "shoal.optim",
     "shoal.partitioners",
     "shoal.program",
@@ -62,7 +63,7 @@ MODULES = (
 )
 
 # Their frameworks need not be installed.
-ADAPTERS = frozenset({"shoal.jax", "shoal.torch"})
+ADAPTERS = frozenset({"shoal.jax", "shoal.keras", "shoal.torch"})
 
 
 def public_names(module: str) -> list[str]:

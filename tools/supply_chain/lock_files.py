@@ -29,8 +29,9 @@ ROOT = Path(__file__).parents[2]
 FOLDER = "requirements"
 HEADERS = "cuda-headers"
 
-# PyTorch has a build for each accelerator, and pip's configuration decides which one it installs; JAX has, too.
-UNLOCKED_EXTRAS = frozenset({"jax", "reference", "torch"})
+# PyTorch and JAX have a build for each accelerator, and pip's configuration decides which one it installs. Keras needs
+# one of them.
+UNLOCKED_EXTRAS = frozenset({"jax", "keras3", "reference", "torch"})
 
 # Where the lock files must work: Linux, with the Pythons of pyproject.toml.
 _MACHINES = ("x86_64", "aarch64")
