@@ -666,14 +666,16 @@ def test_a_fork_of_the_process_cannot_use_its_session(session: shoal.Session, co
             session.pull()
         except shoal.errors.BadRequest as error:
             os.write(write, error.message.encode())
+        except BaseException as error:
+            os.write(write, repr(error).encode())
         finally:
             os._exit(0)
-    os.waitpid(child, 0)
+    os.close(write)  # so that a child that has failed leaves nothing to wait for
+    assert os.waitpid(child, 0)[1] == 0
     said = os.read(read, 4096).decode()
     assert said.startswith("session me of job job was opened by process")
     assert f"was opened by process {os.getpid()}, and this is a fork of it; open a session in" in said
     os.close(read)
-    os.close(write)
     assert coordinator.finished == []
     assert session.push(GRADIENT).outcome == "accepted"
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import shoal
-from support.clusters.local import ROOT
 
-PROGRAM = ROOT / "tests" / "support" / "programs" / "keras_training.py"
+PROGRAM = Path(__file__).with_name("keras_training.py")
 MODES = {"jax": "jitted", "torch": "eager", "tensorflow": "eager"}  # TensorFlow makes a graph, without XLA
 
 
