@@ -295,7 +295,7 @@ Global___ServerLoad: _TypeAlias = ServerLoad  # noqa: Y015
 
 @_typing.final
 class BrokenReplica(_message.Message):
-    """A lock group whose connection between primary and backup broke (replica.proto)."""
+    """A lock group of which a connection between two copies broke (replica.proto)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -311,10 +311,10 @@ class BrokenReplica(_message.Message):
     group: _builtins.int
     """Names the lock group in its job: the smallest index of its shards."""
     term: _builtins.int
-    """The term of the primary."""
+    """The term of AddBackup with which the connection was made."""
     primary: _builtins.bool
-    """Whether this server is the primary, so that its answers wait until the coordinator has decided. If not, it has the
-    backup.
+    """Whether this server sent the inputs on it, so that answers wait until the coordinator has decided. If not, it
+    received them.
     """
     reason: _builtins.str
     """Why the connection broke, at most 256 bytes."""

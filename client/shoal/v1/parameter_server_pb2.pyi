@@ -764,6 +764,8 @@ class AddBackupRequest(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     BACKUP_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
+    KEEPS_TERM_FIELD_NUMBER: _builtins.int
+    AS_BACKUP_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     """The generation of the placement."""
@@ -776,6 +778,14 @@ class AddBackupRequest(_message.Message):
     grant: _builtins.str
     """Proves to the backup's server that the coordinator wants this copy: a JSON Web Token, signed with the key of the
     cluster's tokens. The primary sends it in ReplicaHello. Empty in a cluster with --insecure.
+    """
+    keeps_term: _builtins.int
+    """The term of AddBackup with which the group's other backup was made. That one stays: answers of the primary wait for
+    it, and for this copy when it is complete. 0 if there is no other backup.
+    """
+    as_backup: _builtins.bool
+    """Whether this server is the backup of the group, and makes a copy of its own before it becomes the primary. It then
+    confirms to the primary only what this copy has, too. If it is not the backup: ABORTED, MOVED.
     """
     @_builtins.property
     def backup(self) -> Global___Peer:
@@ -790,10 +800,12 @@ class AddBackupRequest(_message.Message):
         term: _builtins.int = ...,
         backup: Global___Peer | None = ...,
         grant: _builtins.str = ...,
+        keeps_term: _builtins.int = ...,
+        as_backup: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "generation", b"generation", "grant", b"grant", "group", b"group", "job", b"job", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_backup", b"as_backup", "backup", b"backup", "generation", b"generation", "grant", b"grant", "group", b"group", "job", b"job", "keeps_term", b"keeps_term", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -839,6 +851,8 @@ class DropBackupRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    KEEPS_TERM_FIELD_NUMBER: _builtins.int
+    AS_BACKUP_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     """The generation of the placement."""
@@ -846,6 +860,12 @@ class DropBackupRequest(_message.Message):
     """Names the lock group; see AddBackupRequest."""
     term: _builtins.int
     """The number of the coordinator's decision; see AddBackupRequest."""
+    keeps_term: _builtins.int
+    """The term of AddBackup with which the backup was made that stays. 0 if none does. If there is no such backup: ABORTED,
+    MOVED.
+    """
+    as_backup: _builtins.bool
+    """As in AddBackupRequest."""
     def __init__(
         self,
         *,
@@ -853,10 +873,12 @@ class DropBackupRequest(_message.Message):
         generation: _builtins.int = ...,
         group: _builtins.int = ...,
         term: _builtins.int = ...,
+        keeps_term: _builtins.int = ...,
+        as_backup: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "job", b"job", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_backup", b"as_backup", "generation", b"generation", "group", b"group", "job", b"job", "keeps_term", b"keeps_term", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -939,6 +961,7 @@ class PromoteRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    KEEPS_TERM_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     """The generation of the placement."""
@@ -946,6 +969,10 @@ class PromoteRequest(_message.Message):
     """Names the lock group; see AddBackupRequest."""
     term: _builtins.int
     """The number of the coordinator's decision; see AddBackupRequest."""
+    keeps_term: _builtins.int
+    """The term of AddBackup with which this server has made a copy, which is its backup from now on. 0 if there is none. If
+    there is no such copy: ABORTED, MOVED.
+    """
     def __init__(
         self,
         *,
@@ -953,10 +980,11 @@ class PromoteRequest(_message.Message):
         generation: _builtins.int = ...,
         group: _builtins.int = ...,
         term: _builtins.int = ...,
+        keeps_term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "job", b"job", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "job", b"job", "keeps_term", b"keeps_term", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

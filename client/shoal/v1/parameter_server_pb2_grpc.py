@@ -247,16 +247,17 @@ class ParameterServerServicer:
     def AddBackup(self, request, context):
         """Copies a lock group to another server, which then is its backup (replica.proto). Returns at once; the coordinator
         repeats the call until the reply says that the backup has everything. If this server is not the primary of the
-        group, or knows a later term: ABORTED, MOVED. If the backup's server refuses, its error.
+        group, or its backup if the request says so, or if it knows a later term: ABORTED, MOVED. If the other server
+        refuses, its error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DropBackup(self, request, context):
-        """Continues without a backup: the coordinator has decided that this server has the only copy of the group. The answers
-        that wait for the backup are given. If this server is not the primary of the group, or knows a later term: ABORTED,
-        MOVED. A repetition has no effect.
+        """Continues without a backup, or only with the one that the request names: the coordinator has decided that the group
+        has no other copies. The answers that wait for others are given. If this server is not the primary of the group, or
+        its backup if the request says so, or if it knows a later term: ABORTED, MOVED. A repetition has no effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -273,7 +274,8 @@ class ParameterServerServicer:
 
     def Promote(self, request, context):
         """Makes the backup of a lock group its primary. From now on it refuses the inputs of the old primary. It answers when
-        it has carried out all inputs that it has. If it has no complete copy: ABORTED, MOVED. A repetition has no effect.
+        it has carried out all inputs that it has. It has no backup then, except the copy that the request names. If it has
+        no complete copy: ABORTED, MOVED. A repetition has no effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

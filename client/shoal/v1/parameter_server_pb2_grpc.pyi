@@ -86,12 +86,13 @@ class ParameterServerStub:
     AddBackup: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.AddBackupRequest, _parameter_server_pb2.AddBackupReply]
     """Copies a lock group to another server, which then is its backup (replica.proto). Returns at once; the coordinator
     repeats the call until the reply says that the backup has everything. If this server is not the primary of the
-    group, or knows a later term: ABORTED, MOVED. If the backup's server refuses, its error.
+    group, or its backup if the request says so, or if it knows a later term: ABORTED, MOVED. If the other server
+    refuses, its error.
     """
     DropBackup: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.DropBackupRequest, _parameter_server_pb2.DropBackupReply]
-    """Continues without a backup: the coordinator has decided that this server has the only copy of the group. The answers
-    that wait for the backup are given. If this server is not the primary of the group, or knows a later term: ABORTED,
-    MOVED. A repetition has no effect.
+    """Continues without a backup, or only with the one that the request names: the coordinator has decided that the group
+    has no other copies. The answers that wait for others are given. If this server is not the primary of the group, or
+    its backup if the request says so, or if it knows a later term: ABORTED, MOVED. A repetition has no effect.
     """
     DropCopy: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.DropCopyRequest, _parameter_server_pb2.DropCopyReply]
     """Frees this server's copy of a lock group, because other servers have the copies of this term. It may be a backup that
@@ -100,7 +101,8 @@ class ParameterServerStub:
     """
     Promote: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.PromoteRequest, _parameter_server_pb2.PromoteReply]
     """Makes the backup of a lock group its primary. From now on it refuses the inputs of the old primary. It answers when
-    it has carried out all inputs that it has. If it has no complete copy: ABORTED, MOVED. A repetition has no effect.
+    it has carried out all inputs that it has. It has no backup then, except the copy that the request names. If it has
+    no complete copy: ABORTED, MOVED. A repetition has no effect.
     """
     SplitGroup: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SplitGroupRequest, _parameter_server_pb2.SplitGroupReply]
     """Makes two lock groups of one: some shards leave it and become a group of their own, with the same workers and steps.
@@ -191,12 +193,13 @@ class ParameterServerAsyncStub(ParameterServerStub):
     AddBackup: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.AddBackupRequest, _parameter_server_pb2.AddBackupReply]  # type: ignore[assignment]
     """Copies a lock group to another server, which then is its backup (replica.proto). Returns at once; the coordinator
     repeats the call until the reply says that the backup has everything. If this server is not the primary of the
-    group, or knows a later term: ABORTED, MOVED. If the backup's server refuses, its error.
+    group, or its backup if the request says so, or if it knows a later term: ABORTED, MOVED. If the other server
+    refuses, its error.
     """
     DropBackup: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.DropBackupRequest, _parameter_server_pb2.DropBackupReply]  # type: ignore[assignment]
-    """Continues without a backup: the coordinator has decided that this server has the only copy of the group. The answers
-    that wait for the backup are given. If this server is not the primary of the group, or knows a later term: ABORTED,
-    MOVED. A repetition has no effect.
+    """Continues without a backup, or only with the one that the request names: the coordinator has decided that the group
+    has no other copies. The answers that wait for others are given. If this server is not the primary of the group, or
+    its backup if the request says so, or if it knows a later term: ABORTED, MOVED. A repetition has no effect.
     """
     DropCopy: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.DropCopyRequest, _parameter_server_pb2.DropCopyReply]  # type: ignore[assignment]
     """Frees this server's copy of a lock group, because other servers have the copies of this term. It may be a backup that
@@ -205,7 +208,8 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """
     Promote: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.PromoteRequest, _parameter_server_pb2.PromoteReply]  # type: ignore[assignment]
     """Makes the backup of a lock group its primary. From now on it refuses the inputs of the old primary. It answers when
-    it has carried out all inputs that it has. If it has no complete copy: ABORTED, MOVED. A repetition has no effect.
+    it has carried out all inputs that it has. It has no backup then, except the copy that the request names. If it has
+    no complete copy: ABORTED, MOVED. A repetition has no effect.
     """
     SplitGroup: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SplitGroupRequest, _parameter_server_pb2.SplitGroupReply]  # type: ignore[assignment]
     """Makes two lock groups of one: some shards leave it and become a group of their own, with the same workers and steps.
@@ -365,7 +369,8 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_parameter_server_pb2.AddBackupReply, _abc.Awaitable[_parameter_server_pb2.AddBackupReply]]:
         """Copies a lock group to another server, which then is its backup (replica.proto). Returns at once; the coordinator
         repeats the call until the reply says that the backup has everything. If this server is not the primary of the
-        group, or knows a later term: ABORTED, MOVED. If the backup's server refuses, its error.
+        group, or its backup if the request says so, or if it knows a later term: ABORTED, MOVED. If the other server
+        refuses, its error.
         """
 
     @_abc_1.abstractmethod
@@ -374,9 +379,9 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.DropBackupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.DropBackupReply, _abc.Awaitable[_parameter_server_pb2.DropBackupReply]]:
-        """Continues without a backup: the coordinator has decided that this server has the only copy of the group. The answers
-        that wait for the backup are given. If this server is not the primary of the group, or knows a later term: ABORTED,
-        MOVED. A repetition has no effect.
+        """Continues without a backup, or only with the one that the request names: the coordinator has decided that the group
+        has no other copies. The answers that wait for others are given. If this server is not the primary of the group, or
+        its backup if the request says so, or if it knows a later term: ABORTED, MOVED. A repetition has no effect.
         """
 
     @_abc_1.abstractmethod
@@ -397,7 +402,8 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.PromoteReply, _abc.Awaitable[_parameter_server_pb2.PromoteReply]]:
         """Makes the backup of a lock group its primary. From now on it refuses the inputs of the old primary. It answers when
-        it has carried out all inputs that it has. If it has no complete copy: ABORTED, MOVED. A repetition has no effect.
+        it has carried out all inputs that it has. It has no backup then, except the copy that the request names. If it has
+        no complete copy: ABORTED, MOVED. A repetition has no effect.
         """
 
     @_abc_1.abstractmethod

@@ -3,9 +3,14 @@
 isort:skip_file
 Replicas: the connection by which the primary of a lock group keeps its backup the same.
 
-A lock group has one primary, which serves its calls, and at most one backup. The primary numbers every input of the
-group's state machine from 1 and sends it to the backup, which gives the same inputs to the same machine and runs the
-same kernels. An answer leaves the primary only when the backup has all inputs that the answer depends on.
+A lock group has one primary, which serves its calls, and one backup at most, except while copies move. The primary
+numbers every input of the group's state machine from 1 and sends it to the backup, which gives the same inputs to the
+same machine and runs the same kernels. An answer leaves the primary only when the backup has all inputs that the answer
+depends on.
+
+While a backup moves, the primary has a connection to the earlier backup and one to the next. While the primary is about
+to change, the backup has a connection to the server that will be its own backup: it sends each input on, with numbers
+of its own, and confirms it when that server has it.
 
 The primary opens two lanes to the backup's server: it sends on the first, and receives on the second. On each of
 them, the first frame after the hello is REPLICA (kind 12, ReplicaHello). The server answers it with END (9, empty)
@@ -181,7 +186,9 @@ class Copied(_message.Message):
 
     NUMBER_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """The largest number of which it has all inputs; 0 if it has the values, but no input yet."""
+    """The largest number of which it has all inputs, and of which its own backup has them; 0 if it has the values, but no
+    input yet.
+    """
     def __init__(
         self,
         *,
@@ -245,6 +252,7 @@ class ReplicaInput(_message.Message):
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     VALUES_HASH_FIELD_NUMBER: _builtins.int
     GRADIENT_DROPPED_FIELD_NUMBER: _builtins.int
+    CALLERS_FORGOTTEN_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """The number of the input; 0 for what is no input of the machine."""
     pull_abandoned: _builtins.int
@@ -287,6 +295,10 @@ class ReplicaInput(_message.Message):
     def cut(self) -> Global___CutInput: ...
     @_builtins.property
     def learning_rate(self) -> _job_pb2.Schedule: ...
+    @_builtins.property
+    def callers_forgotten(self) -> Global___CallersForgottenInput:
+        """The sender was a backup, and is the primary now: the calls that wait are forgotten."""
+
     def __init__(
         self,
         *,
@@ -308,12 +320,13 @@ class ReplicaInput(_message.Message):
         learning_rate: _job_pb2.Schedule | None = ...,
         values_hash: _builtins.int = ...,
         gradient_dropped: _builtins.int = ...,
+        callers_forgotten: Global___CallersForgottenInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "committed", b"committed", "cut", b"cut", "fenced", b"fenced", "folded", b"folded", "folds_done", b"folds_done", "gradient_dropped", b"gradient_dropped", "input", b"input", "learning_rate", b"learning_rate", "norm_measured", b"norm_measured", "norm_received", b"norm_received", "pull", b"pull", "pull_abandoned", b"pull_abandoned", "push_opened", b"push_opened", "push_withdrawn", b"push_withdrawn", "released", b"released", "staged", b"staged", "values_hash", b"values_hash"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "callers_forgotten", b"callers_forgotten", "committed", b"committed", "cut", b"cut", "fenced", b"fenced", "folded", b"folded", "folds_done", b"folds_done", "gradient_dropped", b"gradient_dropped", "input", b"input", "learning_rate", b"learning_rate", "norm_measured", b"norm_measured", "norm_received", b"norm_received", "pull", b"pull", "pull_abandoned", b"pull_abandoned", "push_opened", b"push_opened", "push_withdrawn", b"push_withdrawn", "released", b"released", "staged", b"staged", "values_hash", b"values_hash"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "committed", b"committed", "cut", b"cut", "fenced", b"fenced", "folded", b"folded", "folds_done", b"folds_done", "gradient_dropped", b"gradient_dropped", "input", b"input", "learning_rate", b"learning_rate", "norm_measured", b"norm_measured", "norm_received", b"norm_received", "number", b"number", "pull", b"pull", "pull_abandoned", b"pull_abandoned", "push_opened", b"push_opened", "push_withdrawn", b"push_withdrawn", "released", b"released", "staged", b"staged", "values_hash", b"values_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "callers_forgotten", b"callers_forgotten", "committed", b"committed", "cut", b"cut", "fenced", b"fenced", "folded", b"folded", "folds_done", b"folds_done", "gradient_dropped", b"gradient_dropped", "input", b"input", "learning_rate", b"learning_rate", "norm_measured", b"norm_measured", "norm_received", b"norm_received", "number", b"number", "pull", b"pull", "pull_abandoned", b"pull_abandoned", "push_opened", b"push_opened", "push_withdrawn", b"push_withdrawn", "released", b"released", "staged", b"staged", "values_hash", b"values_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["admitted", "fenced", "released", "pull", "pull_abandoned", "push_opened", "push_withdrawn", "staged", "committed", "folded", "folds_done", "norm_measured", "norm_received", "cut", "learning_rate", "values_hash", "gradient_dropped"]  # noqa: Y015
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["admitted", "fenced", "released", "pull", "pull_abandoned", "push_opened", "push_withdrawn", "staged", "committed", "folded", "folds_done", "norm_measured", "norm_received", "cut", "learning_rate", "values_hash", "gradient_dropped", "callers_forgotten"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
@@ -528,6 +541,23 @@ class FoldsDoneInput(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FoldsDoneInput: _TypeAlias = FoldsDoneInput  # noqa: Y015
+
+@_typing.final
+class CallersForgottenInput(_message.Message):
+    """An input without fields."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallersForgottenInput: _TypeAlias = CallersForgottenInput  # noqa: Y015
 
 @_typing.final
 class NormInput(_message.Message):

@@ -3,9 +3,14 @@
 isort:skip_file
 Replicas: the connection by which the primary of a lock group keeps its backup the same.
 
-A lock group has one primary, which serves its calls, and at most one backup. The primary numbers every input of the
-group's state machine from 1 and sends it to the backup, which gives the same inputs to the same machine and runs the
-same kernels. An answer leaves the primary only when the backup has all inputs that the answer depends on.
+A lock group has one primary, which serves its calls, and one backup at most, except while copies move. The primary
+numbers every input of the group's state machine from 1 and sends it to the backup, which gives the same inputs to the
+same machine and runs the same kernels. An answer leaves the primary only when the backup has all inputs that the answer
+depends on.
+
+While a backup moves, the primary has a connection to the earlier backup and one to the next. While the primary is about
+to change, the backup has a connection to the server that will be its own backup: it sends each input on, with numbers
+of its own, and confirms it when that server has it.
 
 The primary opens two lanes to the backup's server: it sends on the first, and receives on the second. On each of
 them, the first frame after the hello is REPLICA (kind 12, ReplicaHello). The server answers it with END (9, empty)

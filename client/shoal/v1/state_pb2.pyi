@@ -501,12 +501,24 @@ class GroupCopiesRecord(_message.Message):
     FORMER_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     SPLIT_OFF_FIELD_NUMBER: _builtins.int
+    BACKUP_TERM_FIELD_NUMBER: _builtins.int
+    BEHIND_BACKUP_FIELD_NUMBER: _builtins.int
+    GROWN_FIELD_NUMBER: _builtins.int
+    PROMOTED_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """The smallest index of its shards."""
     term: _builtins.int
     """The number of the latest decision about the copies; 0 before the first one."""
     not_told: _builtins.bool
     """Whether the primary may not know yet that it is the primary, or that it has no backup any more."""
+    backup_term: _builtins.int
+    """The term in which the backup was begun. 0 means `term`."""
+    behind_backup: _builtins.bool
+    """Whether the backup makes the growing copy, because it will be the primary and that copy its backup."""
+    grown: _builtins.bool
+    """Whether the growing copy is complete."""
+    promoted: _builtins.bool
+    """Whether the primary may not know yet that it is the primary. If so, `not_told` is set, too."""
     @_builtins.property
     def primary(self) -> Global___ServerRecord:
         """The server that serves the group."""
@@ -517,7 +529,9 @@ class GroupCopiesRecord(_message.Message):
 
     @_builtins.property
     def growing(self) -> Global___ServerRecord:
-        """The server that gets a backup now. Not set if none does."""
+        """The server that gets another copy now. Not set if none does. If there is a backup, too, this copy replaces it or
+        follows it.
+        """
 
     @_builtins.property
     def former(self) -> Global___ServerRecord:
@@ -545,10 +559,14 @@ class GroupCopiesRecord(_message.Message):
         former: Global___ServerRecord | None = ...,
         shards: _abc.Iterable[_builtins.int] | None = ...,
         split_off: _abc.Iterable[_builtins.int] | None = ...,
+        backup_term: _builtins.int = ...,
+        behind_backup: _builtins.bool = ...,
+        grown: _builtins.bool = ...,
+        promoted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "former", b"former", "growing", b"growing", "primary", b"primary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "former", b"former", "group", b"group", "growing", b"growing", "not_told", b"not_told", "primary", b"primary", "shards", b"shards", "split_off", b"split_off", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "backup_term", b"backup_term", "behind_backup", b"behind_backup", "former", b"former", "group", b"group", "growing", b"growing", "grown", b"grown", "not_told", b"not_told", "primary", b"primary", "promoted", b"promoted", "shards", b"shards", "split_off", b"split_off", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1333,12 +1351,18 @@ class AddBackupEffect(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
     BACKUP_FIELD_NUMBER: _builtins.int
+    KEEPS_TERM_FIELD_NUMBER: _builtins.int
+    AS_BACKUP_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """The generation of the placement."""
     group: _builtins.int
     """The lock group, by the smallest index of its shards."""
     term: _builtins.int
     """The number of the decision."""
+    keeps_term: _builtins.int
+    """As in AddBackupRequest."""
+    as_backup: _builtins.bool
+    """As in AddBackupRequest. `server` is the backup then."""
     @_builtins.property
     def server(self) -> Global___ServerRecord:
         """The server that the effect calls: the primary."""
@@ -1355,10 +1379,12 @@ class AddBackupEffect(_message.Message):
         term: _builtins.int = ...,
         server: Global___ServerRecord | None = ...,
         backup: Global___ServerRecord | None = ...,
+        keeps_term: _builtins.int = ...,
+        as_backup: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "server", b"server"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "generation", b"generation", "group", b"group", "server", b"server", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_backup", b"as_backup", "backup", b"backup", "generation", b"generation", "group", b"group", "keeps_term", b"keeps_term", "server", b"server", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1366,7 +1392,7 @@ Global___AddBackupEffect: _TypeAlias = AddBackupEffect  # noqa: Y015
 
 @_typing.final
 class DropBackupEffect(_message.Message):
-    """Makes the primary of a lock group continue without a backup."""
+    """Makes the primary of a lock group continue without a backup, or with another one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1374,11 +1400,17 @@ class DropBackupEffect(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
+    KEEPS_TERM_FIELD_NUMBER: _builtins.int
+    AS_BACKUP_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """As in AddBackupEffect."""
     group: _builtins.int
     """As in AddBackupEffect."""
     term: _builtins.int
+    """As in AddBackupEffect."""
+    keeps_term: _builtins.int
+    """As in DropBackupRequest."""
+    as_backup: _builtins.bool
     """As in AddBackupEffect."""
     @_builtins.property
     def server(self) -> Global___ServerRecord:
@@ -1391,10 +1423,12 @@ class DropBackupEffect(_message.Message):
         group: _builtins.int = ...,
         term: _builtins.int = ...,
         server: Global___ServerRecord | None = ...,
+        keeps_term: _builtins.int = ...,
+        as_backup: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "server", b"server", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_backup", b"as_backup", "generation", b"generation", "group", b"group", "keeps_term", b"keeps_term", "server", b"server", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1446,12 +1480,15 @@ class PromoteEffect(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
+    KEEPS_TERM_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """As in AddBackupEffect."""
     group: _builtins.int
     """As in AddBackupEffect."""
     term: _builtins.int
     """As in AddBackupEffect."""
+    keeps_term: _builtins.int
+    """As in PromoteRequest."""
     @_builtins.property
     def server(self) -> Global___ServerRecord:
         """The server that the effect calls: the backup."""
@@ -1463,10 +1500,11 @@ class PromoteEffect(_message.Message):
         group: _builtins.int = ...,
         term: _builtins.int = ...,
         server: Global___ServerRecord | None = ...,
+        keeps_term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "server", b"server", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "keeps_term", b"keeps_term", "server", b"server", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Backup link: the backup's end of the connection from the primary of one lock group."""
+"""Backup link: the receiving end of the connection from the primary of one lock group, or from its backup."""
 
 import os
 import select
@@ -55,6 +55,7 @@ class BackupLink:
         self.complete = False
         self._changed = threading.Condition()  # guards _copies, _stopped and _ended
         self._copies: Connection | None = None  # the lane on which this end sends
+        self._telling = threading.Lock()  # held while a frame is sent on _copies; no other lock is taken under it
         self._stopped = self._ended = False
         self._gradients = ReceivedGradients(group, pool, memory, region)
         self._early = EarlyInputs(group.config.name, memory)
@@ -130,10 +131,11 @@ class BackupLink:
         state, missing = decoded(replica_pb2.GroupState, lane), self.group.stored_elements
         while True:
             if not missing and not self.complete:
+                told = self.group.arrive(self._last)
                 self.group.load(state, self._gradients.take)
                 self.complete = True
-                self._confirm()
-                self._carry_out(self._early.take())
+                self._confirm(self._last)
+                self._carry_out(self._early.take(), told=told)
             kind = lane.begin()
             if kind is Frame.SLOTS:
                 missing -= self._fill_values()
@@ -160,10 +162,14 @@ class BackupLink:
         if not self.complete:
             self._early.add(message.inputs)
             return
-        self._confirm()  # before they are carried out: what has arrived is not lost with the primary
-        self._carry_out(message.inputs)
+        told = self.group.arrive(sum(it.WhichOneof("input") not in _NO_INPUTS for it in message.inputs))
+        if told:
+            self._confirm(self._last)  # before they are carried out: what has arrived is not lost with the primary
+        self._carry_out(message.inputs, told=told)
+        if not told:
+            self.group.when_copied(partial(self._confirm_later, self._last))
 
-    def _carry_out(self, inputs: Iterable[replica_pb2.ReplicaInput]) -> None:
+    def _carry_out(self, inputs: Iterable[replica_pb2.ReplicaInput], *, told: bool) -> None:
         try:
             for it in inputs:
                 match it.WhichOneof("input"):
@@ -172,14 +178,21 @@ class BackupLink:
                     case "values_hash":
                         self.group.check_hash(it.values_hash)
                     case _:
-                        self.group.follow(decode_input(it, self._gradients.take))
+                        self.group.follow(decode_input(it, self._gradients.take), told=told)
         except BaseException:
             if self.group.follows:
                 self.group.close()  # it lacks an input that was confirmed, so it must not be promoted
             raise
 
-    def _confirm(self) -> None:
-        """Tells the primary which inputs have arrived.
+    def _confirm_later(self, number: int) -> None:
+        """As `_confirm`, on any thread. If it fails, the connection ends."""
+        try:
+            self._confirm(number)
+        except errors.ShoalError:
+            self._lane.close()
+
+    def _confirm(self, number: int) -> None:
+        """Tells the primary that the inputs up to this one have arrived.
 
         Raises:
             Unreachable: the primary is gone, or has not opened its second lane.
@@ -191,13 +204,14 @@ class BackupLink:
             copies = self._copies
         if not copies:
             raise errors.Unreachable(f"{self._lane.peer} has not opened the second lane of a replica")
-        copies.send(Frame.COPIED, [replica_pb2.Copied(number=self._last).SerializeToString()])
+        with self._telling:
+            copies.send(Frame.COPIED, [replica_pb2.Copied(number=number).SerializeToString()])
 
     def _tell(self, error: errors.ShoalError) -> None:
         """Tells the primary why the connection ends."""
         copies = self._copies
         if copies and not copies.closed and not isinstance(error, errors.Unreachable):
-            with suppress(errors.ShoalError):
+            with suppress(errors.ShoalError), self._telling:
                 send_error(copies, error)
 
 

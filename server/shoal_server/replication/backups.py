@@ -94,7 +94,7 @@ class Backups:
             link.stop()
             if not link.complete:
                 raise errors.Moved(f"{request.job}: this server has no complete copy of lock group {request.group}")
-        return group.promote(request.term)
+        return group.promote(request.term, request.keeps_term)
 
     def _check_caller(self, lane: Connection, hello: replica_pb2.ReplicaHello) -> None:
         identity = lane.identity
@@ -164,7 +164,7 @@ class Backups:
         except errors.ShoalError as error:
             if self._is_held(group) and link.complete:
                 group.lose_primary(error.message)
-            if group.broken_replica:
+            if any(not it.primary for it in group.broken_replicas):
                 _log.warning("the primary of a backup is gone", job=group.config.name, reason=error.message)
                 self._on_broken()
             raise

@@ -1,4 +1,7 @@
-"""Copies: the lock groups of this server that have a backup or get one, on request of the coordinator."""
+"""Copies: the lock groups of this server that have a backup or get one, on request of the coordinator.
+
+A group has two of them while its backup moves. A backup has one of its own before it becomes the primary.
+"""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +11,7 @@ from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.calling_server import CallingServer
 from shoal_server.replication.copy_pace import CopyPace
 from shoal_server.replication.primary_link import PrimaryLink
-from shoal_server.shards import CopyState, ShardStore
+from shoal_server.shards import CopyState, LockGroup, ShardStore
 
 
 class Copies:
@@ -31,76 +34,88 @@ class Copies:
         self._store, self._identity, self._on_broken = store, identity, on_broken
         self._pace = pace or CopyPace()
         self._lock = threading.Lock()  # guards _by_group; nothing is called under it
-        self._by_group: dict[tuple[str, int], PrimaryLink] = {}  # by job and number of the group
+        # By job and number of the group, then by the term in which the copy was begun.
+        self._by_group: dict[tuple[str, int], dict[int, PrimaryLink]] = {}
 
     def add(self, request: pb.AddBackupRequest) -> pb.AddBackupReply:
         """Begins to copy a group to another server, unless that was done, and returns how far the copy is.
 
         Raises:
-            Moved: this server is not the primary, or the term is over.
+            Moved: this server is not the primary, or the backup if the request says so; or the term is over.
             StaleGeneration, UnknownJob, UnknownShard: this server does not have the group.
             ShoalError: the copy has failed. The next call begins another one.
         """
-        group = self._store.hosted.group(request.job, request.generation, [request.group])
+        group = self._group(request)
         group.check_term(request.term)
         key, identity = (request.job, request.group), self._identity(request.job)
         with self._lock:
-            link = self._by_group.get(key)
-            if link and link.log.term > request.term:
+            links = self._by_group.get(key, {})
+            if max(links, default=0) > request.term:
                 raise errors.Moved(f"{request.job}: there is a later decision about lock group {request.group}")
-            decision = request.term, request.backup.server
-            if link and ((link.log.term, link.log.server) != decision or link.group is not group):
-                link = None  # of an earlier decision, or of a group that was split
+            link = links.get(request.term)
+            if link and (link.log.server != request.backup.server or link.group is not group):
+                link = None  # of a group that was split
             made = None
             if link is None:
-                made = self._by_group[key] = link = PrimaryLink(group, request, identity, self._on_broken, self._pace)
+                made = link = PrimaryLink(group, request, identity, self._on_broken, self._pace)
+                kept = {term: it for term, it in links.items() if term == request.keeps_term}
+                self._by_group[key] = {**kept, request.term: link}
         if made:
             made.start()
         if link.failure and link.log.state is not CopyState.BROKEN:
             with self._lock:
-                if self._by_group.get(key) is link:
-                    del self._by_group[key]
+                if self._by_group.get(key, {}).get(request.term) is link:
+                    del self._by_group[key][request.term]
             raise type(link.failure)(link.failure.message, **link.failure.details)
         return pb.AddBackupReply(complete=link.log.complete, copied_bytes=link.copied_bytes, bytes=group.nbytes)
 
     def drop(self, request: pb.DropBackupRequest) -> None:
-        """Continues without the backup of a group.
+        """Continues without the backup of a group, or only with the one that the request names.
 
         Raises:
-            Moved: this server is not the primary, or the term is over.
+            Moved: this server is not the primary, or the backup if the request says so; or the term is over; or there
+                is no such copy.
             StaleGeneration, UnknownJob, UnknownShard: this server does not have the group.
         """
-        group = self._store.hosted.group(request.job, request.generation, [request.group])
-        group.end_copy(request.term)
-        with self._lock:
-            link = self._by_group.get((request.job, request.group))
-            if link and link.log.term >= request.term:
-                return
-            self._by_group.pop((request.job, request.group), None)
-        if link:
+        self._group(request).end_copy(request.term, request.keeps_term, as_backup=request.as_backup)
+        for link in self._take_earlier(request, request.keeps_term):
             link.log.end()  # also if the copy has not begun
 
     def drop_copy(self, request: pb.DropCopyRequest) -> None:
         """Frees this server's copy of a group, if it is of an earlier term: a backup, or that of a former primary."""
-        key = request.job, request.group
         self._store.drop_copy(request.job, request.generation, request.group, request.term)
+        for link in self._take_earlier(request):
+            link.close()
+
+    def _group(self, request: pb.AddBackupRequest | pb.DropBackupRequest) -> LockGroup:
+        return self._store.hosted.numbered(request.job, request.generation, request.group)
+
+    def _take_earlier(
+        self, request: pb.DropBackupRequest | pb.DropCopyRequest, keeps: int | None = None
+    ) -> list[PrimaryLink]:
+        """Forgets the connections of a group that are of earlier terms than a request, except one. Returns them."""
+        key = request.job, request.group
         with self._lock:
-            link = self._by_group.get(key)
-            if link and link.log.term < request.term:
-                self._by_group.pop(key).close()
+            links = self._by_group.get(key, {})
+            taken = {term: it for term, it in links.items() if term < request.term and term != keeps}
+            if left := {term: it for term, it in links.items() if term not in taken}:
+                self._by_group[key] = left
+            else:
+                self._by_group.pop(key, None)
+        return [*taken.values()]
 
     def forget(self, job: str) -> None:
         """Forgets the connections of a job whose shards were dropped. Their groups have closed them."""
         with self._lock:
-            links = [self._by_group.pop(key) for key in [key for key in self._by_group if key[0] == job]]
-        for link in links:
+            taken = [self._by_group.pop(key) for key in [key for key in self._by_group if key[0] == job]]
+        for link in [link for links in taken for link in links.values()]:
             link.close()
 
     def close(self) -> None:
         """Ends all connections."""
         with self._lock:
-            links, self._by_group = [*self._by_group.values()], {}
-        for link in links:
+            taken, self._by_group = [*self._by_group.values()], {}
+        for link in [link for links in taken for link in links.values()]:
             link.close()
 
 

@@ -1,4 +1,7 @@
-"""Primary link: the primary's end of the connection to the backup of one lock group."""
+"""Primary link: the sending end of the connection to a copy of one lock group.
+
+It is the end of the primary, or that of a backup which has a copy of its own.
+"""
 
 import math
 import threading
@@ -81,7 +84,7 @@ class PrimaryLink:
         self._pace, self._ended = pace or CopyPace(), threading.Event()
         self._closed = False
         self._pending: deque[Callable[[], replica_pb2.ReplicaInput]] = deque()  # each returns an input
-        self._gradients, self._next_ticket = count(1), count(1)
+        self._gradients, self._last_ticket = count(1), 0
         self._tickets: WeakKeyDictionary[object, int] = WeakKeyDictionary()
         self._added = 0  # number of the last input
         self._shared: SharedGradients | None = None  # memory for gradients, if the backup is on this host
@@ -98,9 +101,13 @@ class PrimaryLink:
         return next(self._gradients)
 
     def ticket(self, ticket: object) -> int:
+        if isinstance(ticket, int):  # of a backup, which has the numbers of its primary
+            self._last_ticket = max(self._last_ticket, ticket)
+            return ticket
         number = self._tickets.get(ticket)
         if number is None:
-            number = self._tickets[ticket] = next(self._next_ticket)
+            self._last_ticket += 1
+            number = self._tickets[ticket] = self._last_ticket
         return number
 
     def gradient(self, payload: Payload) -> int:
@@ -223,12 +230,13 @@ class PrimaryLink:
 
     def _run(self) -> None:
         try:
+            request = self._request
             with ExitStack() as undo:
                 with self._sending:  # inputs that come meanwhile follow the state
                     inputs = self._open(replica_pb2.ReplicaHello.INPUTS)
                     copies = self._open(replica_pb2.ReplicaHello.COPIES)
                     copies.detect_loss()  # this end sends on the other lane
-                    start = self.group.begin_copy(self.log)
+                    start = self.group.begin_copy(self.log, request.keeps_term, as_backup=request.as_backup)
                     undo.callback(start.end)
                     self._room = SendRoom(inputs.fileno())
                     if self._closed:

@@ -203,7 +203,7 @@ class ShardStore:
 
     def broken_replicas(self) -> list[BrokenReplica]:
         """Returns the lock groups whose other copy this server does not reach any more."""
-        return [broken for group in self.hosted.all() if (broken := group.broken_replica)]
+        return [broken for group in self.hosted.all() for broken in group.broken_replicas]
 
     def undelivered_norms(self) -> list[UndeliveredNorm]:
         """Returns the norms of steps of all jobs that other servers have not taken for some seconds, oldest first."""

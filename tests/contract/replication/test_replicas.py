@@ -3,36 +3,27 @@
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shoal import _rpc, consistency, errors, initializers, optim
-from shoal._training.parameters import ParameterClient
+from shoal import consistency, errors, optim
 from shoal._transport import PARAMETER_SERVER, Frame
 from shoal._transport.lane import Lane
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import replica_pb2
-from shoal.variables import Variable
 from shoal_server.optimizers import compilation
 from shoal_server.replication import backup_link
 from shoal_server.replication.pieces import received_place
-from shoal_server.shards import LockGroup, Stamp
+from shoal_server.shards import Stamp
 from shoal_server.shards.group import group_shell
-from support.clusters.shard_servers import ShardServers
+from support.clusters.replica_servers import LARGE, Replicas, gradients, step, train
 from support.waiting import wait_until
 
-VARIABLES = {
-    "w": Variable(shape=(300, 7), initializer=initializers.Normal()),
-    "b": Variable(shape=(7,), dtype="float64"),
-    "count": Variable(shape=(2,), dtype="int64", trainable=False, aggregation="sum"),
-}
-LARGE = {"w": Variable(shape=(1 << 21,), initializer=initializers.Normal())}  # so large that pushes need permits
 MODES = {
     "sync": consistency.Synchronous(),
     "backup workers": consistency.Synchronous(backup_workers=1),
@@ -52,84 +43,10 @@ OPTIMIZERS = [
 ]
 
 
-class Replicas(ShardServers):
-    """Two servers. The shards are on the first one, and the second one gets the backup."""
-
-    def __init__(
-        self,
-        mode: consistency.Consistency,
-        optimizer: optim.Optimizer,
-        variables: Mapping[str, Variable] = VARIABLES,
-    ) -> None:
-        super().__init__(variables, servers=2, shards=1, mode=mode, optimizer=optimizer)
-
-    def call(self, server: int, method: str, request: object) -> Any:
-        with _rpc.as_shoal_errors(f"server-{server}"):
-            return getattr(self.stubs[server], method)(request)
-
-    def add_backup(self, term: int = 1) -> bool:
-        backup = pb.Peer(server="server-1", address=self.addresses[1])
-        request = pb.AddBackupRequest(job="job", generation=1, group=0, term=term, backup=backup)
-        return bool(self.call(0, "AddBackup", request).complete)
-
-    def copy(self, term: int = 1) -> None:
-        wait_until(lambda: self.add_backup(term), what="the copy")
-
-    def drop_backup(self, term: int = 2) -> None:
-        self.call(0, "DropBackup", pb.DropBackupRequest(job="job", generation=1, group=0, term=term))
-
-    def drop_copy(self, server: int, term: int = 2) -> None:
-        self.call(server, "DropCopy", pb.DropCopyRequest(job="job", generation=1, group=0, term=term))
-
-    def promote(self, term: int = 2) -> None:
-        self.call(1, "Promote", pb.PromoteRequest(job="job", generation=1, group=0, term=term))
-        shards = tuple(replace(it, server="server-1", address=self.addresses[1]) for it in self.placement.shards)
-        self.placement = replace(self.placement, shards=shards)
-
-    def lose_connection(self) -> None:
-        """Breaks the connection between the two, and waits until the primary knows."""
-        self.endpoints[1].stop()
-        wait_until(lambda: self.group(0).broken_replica, what="a broken replica")
-
-    def group(self, server: int) -> LockGroup:
-        (group,) = self.stores[server].hosted.all()
-        return group
-
-    def bytes_of(self, server: int) -> list[bytes]:
-        return [
-            array.tobytes()
-            for shard in self.group(server).shards
-            for arena in shard.arenas
-            for array in (arena.values, *arena.slots.values())
-        ]
-
-    def check_same(self) -> None:
-        wait_until(lambda: self.bytes_of(0) == self.bytes_of(1), what="the same bits")
-        assert not self.group(0).broken_replica
-
-
 @pytest.fixture(params=MODES)
 def replicas(request: pytest.FixtureRequest) -> Iterator[Replicas]:
     with Replicas(MODES[request.param], optim.Adam(0.1)) as started:
         yield started
-
-
-def gradients(seed: int, variables: Mapping[str, Variable] = VARIABLES) -> dict[str, np.ndarray]:
-    draw = np.random.default_rng(seed)
-    return {name: draw.normal(size=it.shape).astype(it.dtype) for name, it in variables.items() if name != "count"}
-
-
-def step(worker: ParameterClient, seed: int, variables: Mapping[str, Variable] = VARIABLES) -> str:
-    worker.pull()
-    updates = {"count": np.array([1, seed])} if "count" in variables else None
-    return worker.push(gradients(seed, variables), updates=updates).outcome
-
-
-def train(rig: Replicas, name: str, seeds: Iterable[int], variables: Mapping[str, Variable] = VARIABLES) -> None:
-    with rig.client(name) as worker:
-        for seed in seeds:
-            step(worker, seed, variables)
-    rig.remove(name)  # with backup workers, the others would wait for it
 
 
 def test_the_backup_has_the_bits_of_the_primary_and_goes_on_as_the_primary(replicas: Replicas) -> None:
@@ -204,10 +121,10 @@ def test_an_old_primary_acknowledges_nothing_after_a_promotion(replicas: Replica
     with replicas.client("w0") as worker, replicas.client() as reader, ThreadPoolExecutor(2) as pool:
         step(worker, 0)
         replicas.call(1, "Promote", pb.PromoteRequest(job="job", generation=1, group=0, term=2))
-        wait_until(lambda: replicas.group(0).broken_replica)
+        wait_until(lambda: replicas.group(0).broken_replicas)
         calls: list[Future[Any]] = [pool.submit(step, worker, 1), pool.submit(reader.pull)]
         assert not wait(calls, 0.2).done, "answers of an old primary"
-        assert replicas.group(0).broken_replica.primary  # type: ignore[union-attr]
+        assert replicas.group(0).broken_replicas[0].primary
         replicas.stores[0].clear()  # as when the coordinator has declared the server lost
         for call in calls:
             with pytest.raises((errors.Moved, errors.UnknownJob)):
@@ -249,7 +166,7 @@ def test_a_stale_backup_is_freed_but_not_a_later_one(replicas: Replicas) -> None
     replicas.admit("w0")
     replicas.copy()
     replicas.drop_backup(term=2)
-    wait_until(lambda: replicas.group(1).broken_replica, what="a backup without a primary")
+    wait_until(lambda: replicas.group(1).broken_replicas, what="a backup without a primary")
     replicas.drop_copy(1, term=2)
     replicas.drop_copy(1, term=2)
     assert not replicas.stores[1].hosted.all()
@@ -271,7 +188,7 @@ def test_answers_wait_for_a_lost_backup_until_the_coordinator_has_decided(replic
         assert not wait([pushed], 0.2).done
         replicas.drop_backup()
         assert pushed.result() == "accepted"
-        assert not replicas.group(0).broken_replica
+        assert not replicas.group(0).broken_replicas
         with pytest.raises(errors.ShoalError):
             wait_until(lambda: replicas.add_backup(term=3))
         assert step(worker, 2) == "accepted", "a copy that fails must not hold anything up"
@@ -314,7 +231,7 @@ def test_a_copy_that_waits_is_dropped_with_its_term() -> None:
             second.push(gradients(0))
             second.pull()
         assert rig.group(0).version == 1
-        assert rig.group(0).log is None
+        assert not rig.group(0).logs
         rig.copy(term=3)
         rig.check_same()
 
@@ -328,7 +245,7 @@ def test_a_late_request_does_not_replace_a_copy_of_a_later_decision(replicas: Re
     backup = replicas.group(1)
     assert replicas.add_backup(term=3), "the copy is the one that was made"
     assert replicas.group(1) is backup
-    assert not replicas.group(0).broken_replica
+    assert not replicas.group(0).broken_replicas
 
 
 def test_a_backup_that_could_not_read_a_confirmed_input_is_not_promoted(
@@ -343,7 +260,7 @@ def test_a_backup_that_could_not_read_a_confirmed_input_is_not_promoted(
         worker.pull()
         monkeypatch.setattr(backup_link, "decode_input", unreadable)
         pushed = pool.submit(worker.push, gradients(0))
-        wait_until(lambda: replicas.group(0).broken_replica, what="a broken replica")
+        wait_until(lambda: replicas.group(0).broken_replicas, what="a broken replica")
         with pytest.raises(errors.ShoalError):
             replicas.promote()
         replicas.drop_backup(term=2)
@@ -373,8 +290,7 @@ def test_decisions_do_not_wait_for_calls_that_wait_for_them(replicas: Replicas) 
     replicas.copy()
     replicas.lose_connection()
     request = pb.FenceWorkersRequest(job="job", workers=[pb.WorkerFence(worker="w1", incarnation=1)])
-    log = replicas.group(0).log
-    assert log
+    [log] = replicas.group(0).logs
     fences = [replicas.stubs[0].FenceWorkers.future(request, timeout=20) for _ in range(12)]
     wait_until(lambda: log.waiting == 12, what="more calls than threads")
     begun = time.monotonic()

@@ -118,8 +118,7 @@ class TwoJobs(ShardServers):
     @property
     def waits(self) -> int:
         """Answers that wait for the backup."""
-        log = self.group.log
-        return log.waiting if log else 0
+        return sum(log.waiting for log in self.group.logs)
 
 
 def _admission(job: str, worker: str) -> pb.AdmitWorkersRequest:
@@ -174,8 +173,7 @@ def test_pulls_whose_values_the_backup_lacks_stop_no_other_job(
     jobs: TwoJobs, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, transport: str, *, headers_only: bool
 ) -> None:
     """The backup has the inputs of the pulls, but not the push that came after them."""
-    log = jobs.group.log
-    assert log
+    [log] = jobs.group.logs
     copied = log.copied
     monkeypatch.setattr(log, "copied", lambda _: None)
     with ExitStack() as stack, jobs.quick_other_job():

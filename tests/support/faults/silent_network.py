@@ -36,7 +36,7 @@ def noticed_after(groups: list[LockGroup], within_s: float) -> list[float]:
     begun, found = time.monotonic(), [0.0] * len(groups)
     while not all(found) and time.monotonic() < begun + within_s:
         for index, group in enumerate(groups):
-            if not found[index] and group.broken_replica:
+            if not found[index] and group.broken_replicas:
                 found[index] = time.monotonic() - begun
         time.sleep(0.02)
     return found

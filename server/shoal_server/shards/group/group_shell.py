@@ -15,7 +15,7 @@ from shoal_server.shards.group import tickets
 from shoal_server.shards.group.backup_wait import Confirmation, SendingGradient
 from shoal_server.shards.group.call_wait import CallWait
 from shoal_server.shards.group.commit_gate import CommitGate
-from shoal_server.shards.group.input_log import InputLog
+from shoal_server.shards.group.input_logs import InputLogs
 from shoal_server.shards.group.pending_copy import PendingCopy
 from shoal_server.shards.group.pending_cut import PendingCut
 from shoal_server.shards.group.pending_split import PendingSplit
@@ -87,11 +87,12 @@ class GroupShell:
         self._stored = StoredShards(config, layouts, self._counting, fills=follows is None)
         self._selections = Selections(config)
         self._limit_permits()
-        # Set while there is a backup, or one gets a copy. Guarded by _lock, like the rest.
-        self._log: InputLog | None = None
+        self._logs = InputLogs(config.name)  # of the copies that get inputs. Guarded by _lock, like the rest
         self._copy: PendingCopy | None = None  # the copy that waits for a moment at which it can begin
         self._split: PendingSplit | None = None  # the split that waits for such a moment
         self.follows, self.term = follows is not None, follows or 0
+        self._followed_term = self.term  # of a backup: the term in which it was begun
+        self._ahead = 0  # of a backup: inputs that the primary believes it has, and that are not carried out yet
         self._moved = False  # other servers or lock groups have the shards now
 
     @property
@@ -103,7 +104,7 @@ class GroupShell:
         """Refuses waiting and later calls, and those that these effects would have answered."""
         with self._lock:
             self._closed = True
-            waiting, log = self._state.abandon_all(), self._log
+            waiting = self._state.abandon_all()
             if self.follows:
                 waiting = []  # a backup has no callers: its tickets are numbers
             if self._cut:
@@ -114,8 +115,7 @@ class GroupShell:
                 self._split.refuse(self._gone())
         if self._norms:
             self._norms.close()
-        if log:
-            log.close()
+        self._logs.close()
         tickets.refuse_all([*waiting, *tickets.answered_by(effects)], self._gone(), self.config.name)
         self.commit_gate.close()  # last, so that held commits find the group closed
 
@@ -131,9 +131,9 @@ class GroupShell:
         Raises:
             Moved: the group was closed before the backup had all inputs.
         """
-        if (log := self._log) is None:
+        if not self._logs:
             return None
-        confirmation = Confirmation(log, waiting)
+        confirmation = Confirmation(self._logs, waiting)
         if confirmation.waits:
             return confirmation
         confirmation.check()
@@ -151,21 +151,21 @@ class GroupShell:
         Returns:
             The wait until they are sent; None if the push can be staged now.
         """
-        if (log := self._log) is None or not log.lacks_gradient(payload):
+        if not self._logs.lacks_gradient(payload):
             return None
-        sending = SendingGradient(log, payload, waiting)
+        sending = SendingGradient(self._logs, payload, waiting)
         return sending if sending.waits else None
 
     def _check_backlog(self) -> None:
         """Raises Overloaded if the backup is so far behind that no more inputs of workers and readers may wait."""
-        if (log := self._log) and (backlog := log.backlog) >= MAX_BACKLOG:
-            problem = f"{self.config.name}: the backup on {log.server} has not confirmed {backlog} inputs"
-            raise catalogue.REPLICA_BACKLOG.refusal(problem, "repeat the call later", limit=MAX_BACKLOG)
+        for log in self._logs:
+            if (backlog := log.backlog) >= MAX_BACKLOG:
+                problem = f"{self.config.name}: the backup on {log.server} has not confirmed {backlog} inputs"
+                raise catalogue.REPLICA_BACKLOG.refusal(problem, "repeat the call later", limit=MAX_BACKLOG)
 
     def drop_gradient(self, payload: Payload) -> None:
         """Forgets the arrays of a push that is not staged."""
-        if log := self._log:
-            log.drop_gradient(payload)
+        self._logs.drop_gradient(payload)
 
     def _advance(
         self, event: events.LockGroupEvent, cut: PendingCut | None = None, *, ends: bool = False
@@ -181,8 +181,8 @@ class GroupShell:
             if self._state.permits.waiting:
                 # Here as well as after folding, so that one of the two sees the other: no push may wait forever.
                 effects += self._feed(events.Folded(self._updates.folds.count))
-            if self._log and any(isinstance(effect, Apply) for effect in effects):
-                self._log.flush_at_once()  # so that the backup computes the update at the same time
+            if any(isinstance(effect, Apply) for effect in effects):
+                self._logs.flush_at_once()  # so that the backup computes the update at the same time
             try:
                 self._updates.carry_out(effects, self._state.version)
                 if self.config.peers and any(isinstance(effect, events.MeasureNorm) for effect in effects):
@@ -193,36 +193,31 @@ class GroupShell:
                     self._take_cut(self._cut, effects)
             except BaseException as cause:
                 self._fail(cause)  # the state machine counts the update as applied
-            if self._log and self._state.version // HASHED_VERSIONS != before // HASHED_VERSIONS:
-                self._log.add_hash(self._stored.values_hash)
+            if self._state.version // HASHED_VERSIONS != before // HASHED_VERSIONS:
+                self._logs.add_hash(self._stored.values_hash)
             self._try_pending()
-            log = self._log
-            number = log.number if log else 0
+            number = self._logs.number
         if self._failure:
             self.close(effects)
             raise self._gone()
-        if log is None:
-            self._deliver(effects)
-        else:
-            log.flush()
-            if tickets.tells(effects):
-                log.when_copied(number, partial(self._deliver, effects), partial(self._refuse, effects))
+        self._logs.flush()
+        if tickets.tells(effects):
+            self._logs.when_copied(number, partial(self._deliver, effects), partial(self._refuse, effects))
         folds = [effect for effect in effects if isinstance(effect, Fold)]
         if folds:
             self._work_on_folds()
         return [*effects, *self._advance(events.FoldsDone())] if folds and folds[-1].seals else effects
 
     def _feed(self, event: events.LockGroupEvent) -> list[events.LockGroupEffect]:
-        """Gives the state machine an event, and the log if there is one. Called with the lock held.
+        """Gives an event to the state machine and to the logs. Called with the lock held.
 
         Raises:
-            GradientNotSent: the log lacks the arrays of a push.
+            GradientNotSent: a log lacks the arrays of a push.
         """
-        if self._log and self._log.lacks(event):
+        if self._logs.lacks(event):
             raise GradientNotSent
         effects = self._state.handle(event)
-        if self._log:
-            self._log.add(event)  # after the machine, which refuses an event before it changes anything
+        self._logs.add(event)  # after the machine, which refuses an event before it changes anything
         return effects
 
     def _deliver(self, effects: Iterable[events.LockGroupEffect]) -> None:
@@ -246,7 +241,8 @@ class GroupShell:
         """Begins a copy if it can begin now. A failure ends only the copy. Called with the lock held."""
         try:
             if copy.begin(self._state, self._stored, self._memory):
-                self._log, self._copy = copy.log, None
+                self._logs.begin(copy.log, self._ahead)
+                self._copy = None
         except Exception as error:
             self._copy = None
             copy.refuse(errors.InternalError(f"the copy could not begin: {type(error).__name__}: {error}"))

@@ -1,7 +1,7 @@
 """Input log: numbers the inputs of a primary's state machine, and holds answers until the backup has these inputs.
 
 The log exists while a lock group has a backup, or gets one (docs/decisions/0082). It does not know how inputs travel:
-`shoal_server.replication` has the connection.
+`shoal_server.replication` has the connection. `InputLogs` has the logs of a group.
 """
 
 import enum
@@ -21,7 +21,7 @@ COPY_WAIT_S = 30.0
 
 
 class InputSender(Protocol):
-    """The primary's end of the connection to its backup."""
+    """The sending end of the connection to a backup."""
 
     def gradient(self, payload: Payload) -> int:
         """Sends the arrays of a push that is not staged yet. They are sent when the method returns.
@@ -133,11 +133,16 @@ class InputLog:
         with self._changed:
             return self._state is CopyState.COMPLETE and self._copied >= self._complete_from
 
+    def owe(self, inputs: int) -> None:
+        """Records that as many inputs count as told already, although they come only after the copy has begun."""
+        with self._changed:
+            self._complete_from = inputs
+
     def send_gradient(self, payload: Payload) -> None:
         """Sends the arrays of a push before it is staged. Called without the lock of the group."""
         number = self.sender.gradient(payload)
         with self._changed:
-            if self._runs:
+            if self.runs:
                 self._gradients[id(payload)] = number
 
     def begin_gradient(self, payload: Payload, sent: Callable[[], object]) -> Callable[[], object]:
@@ -153,7 +158,7 @@ class InputLog:
 
         def done(number: int) -> None:
             with self._changed:
-                if self._runs:
+                if self.runs:
                     self._gradients[id(payload)] = number
             sent()
 
@@ -166,7 +171,7 @@ class InputLog:
     def lacks_gradient(self, payload: Payload) -> bool:
         """Returns whether the backup needs the arrays of a push, and they were not sent."""
         with self._changed:
-            return self._runs and id(payload) not in self._gradients
+            return self.runs and id(payload) not in self._gradients
 
     def drop_gradient(self, payload: Payload) -> None:
         """Forgets the arrays of a push that was not staged."""
@@ -182,18 +187,13 @@ class InputLog:
             if isinstance(event, events.PushStaged) and event.payload is not None:
                 gradient = self._gradients.pop(id(event.payload), 0)
             self._number += 1
-            number, runs = self._number, self._runs
+            number, runs = self._number, self.runs
         if runs:
             self.sender.add(number, event, gradient)
 
-    def add_hash(self, values_hash: Callable[[], int]) -> None:
-        """Adds a hash of the values after the last input. Called with the lock of the group.
-
-        Args:
-            values_hash: returns it.
-        """
-        if self._runs:
-            self.sender.add_hash(values_hash())
+    def add_hash(self, values_hash: int) -> None:
+        """Adds a hash of the values after the last input. Called with the lock of the group."""
+        self.sender.add_hash(values_hash)
 
     @property
     def number(self) -> int:
@@ -281,7 +281,7 @@ class InputLog:
             self._changed.wait_for(lambda: self._state is not CopyState.GROWING, within_s)
 
     @property
-    def _runs(self) -> bool:
+    def runs(self) -> bool:
         """Whether the backup gets inputs."""
         return self._state in (CopyState.GROWING, CopyState.COMPLETE)
 
@@ -303,7 +303,8 @@ class InputLog:
         """Records that the backup has all inputs up to this one, and all values."""
         with self._changed:
             if self._state is CopyState.GROWING:
-                self._state, self._complete_from = CopyState.COMPLETE, self._number
+                self._state = CopyState.COMPLETE
+                self._complete_from = max(self._complete_from, self._number)
             self._copied = max(self._copied, number)
         self._settle()
 

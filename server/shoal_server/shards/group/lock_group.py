@@ -184,16 +184,15 @@ class LockGroup(SplittableGroup):
 
     def _stage(self, event: events.PushStaged, payload: Payload | None) -> list[events.LockGroupEffect] | None:
         """Sends the arrays of a push to the backup, and stages it. Returns None if a copy has begun in between."""
-        log = self._log
-        if log and payload is not None and log.lacks_gradient(payload):
-            log.send_gradient(payload)
+        if payload is not None:
+            self._logs.send_gradient(payload)
         try:
             return self._advance(event)
         except GradientNotSent:
             return None
         except BaseException:
-            if log and payload is not None:
-                log.drop_gradient(payload)
+            if payload is not None:
+                self._logs.drop_gradient(payload)
             raise
 
     def commit(self, stamp: Stamp) -> events.AnswerPush:
@@ -342,8 +341,7 @@ class LockGroup(SplittableGroup):
         pending = PendingCut(self.config.name)
         try:
             self._advance(events.CutRequested(progress), pending)
-            if (log := self._log) is not None:
-                log.wait(log.number)
+            self._logs.wait(self._logs.number)
         except errors.ShoalError as error:
             pending.abandon(error)
             raise

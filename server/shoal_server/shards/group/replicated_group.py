@@ -1,10 +1,11 @@
 """Replicated group: a lock group as the primary or the backup of another server's (docs/decisions/0082).
 
 A backup has the same lock, state machine and shards as a primary. It gets its events from the primary, tells nobody of
-their effects, and refuses all calls.
+their effects, and refuses all calls. Before it becomes the primary, it may get a backup of its own, to which it sends
+the events on (docs/decisions/0087).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import structlog
@@ -17,6 +18,7 @@ from shoal_server.shards.group.group_shell import GroupShell
 from shoal_server.shards.group.input_log import CopyState, InputLog
 from shoal_server.shards.group.pending_copy import CopyStart, PendingCopy
 from shoal_server.shards.machine import events
+from shoal_server.shards.machine.mode import Apply
 from shoal_server.shards.machine.state import GroupState
 from shoal_server.shards.values import Payload
 
@@ -40,41 +42,42 @@ class ReplicatedGroup(GroupShell):
         """Names the group in its job: the smallest index of its shards."""
         return min(self._stored.by_number, default=0)
 
-    # As a primary.
+    # As the sender of inputs.
 
     @property
-    def log(self) -> InputLog | None:
-        """The log of the backup; None if there is no backup."""
-        return self._log
+    def logs(self) -> Sequence[InputLog]:
+        """The logs of the copies that get inputs from here, in the order in which they began."""
+        return [*self._logs]
 
-    def begin_copy(self, log: InputLog) -> CopyStart:
+    def begin_copy(self, log: InputLog, keeps: int = 0, *, as_backup: bool = False) -> CopyStart:
         """Begins a copy for a backup, as soon as the open step has no contribution.
 
         Args:
             log: gets the inputs from that moment on. Its term must not be lower than that of the group.
+            keeps: the term of the complete copy for which answers go on waiting; 0 if there is none.
+            as_backup: whether this is a backup that makes a copy of its own.
 
         Returns:
             The state, the gradients and the values at that moment.
 
         Raises:
-            Moved: this server is not the primary, or its term is later, or it had a complete copy in this term.
+            Moved: this server is not the primary or the backup, as `as_backup` says; or its term is later; or it had a
+                complete copy in this term; or it has not the copy to keep.
             Overloaded: the open step had contributions all the time.
             UnknownJob, NotPlaced: the group is closed, or is being restored.
         """
         pending = PendingCopy(self.config.name, log)
         with self._lock:
-            self._check_open()
+            self._check_role(as_backup=as_backup)
             self._take_term(log.term)
-            if self._log and self._log.term == log.term and self._log.state in (CopyState.COMPLETE, CopyState.BROKEN):
+            if self._logs.has_complete(log.term):
                 raise errors.Moved(  # that backup may be the primary now, so answers must go on waiting for it
                     f"{self.config.name}: lock group {self.number} had a complete backup in term {log.term}"
                 )
-            self._refuse_pending()
-            earlier, self._log = self._log, None
+            ended = self._keep(keeps)  # the coordinator has decided that there are no others, or it would not ask
             self._copy = pending
             self._try_copy(pending)
-        if earlier:
-            earlier.end()  # the coordinator has decided that this server has the only copy, or it would not ask
+        _end(ended)
         start = pending.wait(QUIET_WAIT_S)
         if start is None:
             with self._lock:
@@ -89,26 +92,53 @@ class ReplicatedGroup(GroupShell):
             )
         return start
 
-    def end_copy(self, term: int) -> None:
-        """Continues without a backup: answers that wait for it are given.
+    def end_copy(self, term: int, keeps: int = 0, *, as_backup: bool = False) -> None:
+        """Continues without a backup, or with one only: answers that wait for others are given.
 
         Args:
             term: number of the coordinator's decision.
+            keeps: the term of the complete copy that stays; 0 if none does.
+            as_backup: whether this is a backup, whose own copy ends.
 
         Raises:
-            Moved: this server is not the primary, or knows a later term.
+            Moved: this server is not the primary or the backup, as `as_backup` says; or it knows a later term; or it
+                has not the copy to keep.
             UnknownJob: the group is closed.
         """
         with self._lock:
-            self._check_open()
-            newest = self._copy.log if self._copy else self._log
-            if newest and newest.term >= term:
+            self._check_role(as_backup=as_backup)
+            logs = [*self._logs, self._copy.log] if self._copy else [*self._logs]
+            if any(log.term >= term for log in logs):
                 return  # a late repetition: this backup was added after that decision
             self._take_term(term)
-            self._refuse_pending()
-            log, self._log = self._log, None
-        if log:
-            log.end()
+            ended = self._keep(keeps)
+        _end(ended)
+
+    def _check_role(self, *, as_backup: bool) -> None:
+        """Raises an error unless this is the primary, or a complete backup. Called with the lock held."""
+        if not as_backup:
+            self._check_open()
+        elif self._closed:
+            raise self._gone()
+        elif not self.follows or not self._loaded:
+            raise errors.Moved(f"{self.config.name}: this server has no complete backup of lock group {self.number}")
+
+    def _keep(self, term: int) -> list[InputLog]:
+        """Removes all copies except one, also those that have not begun. Called with the lock held.
+
+        Args:
+            term: the term of the complete copy that stays; 0 for none.
+
+        Returns:
+            The logs to end, without the lock.
+
+        Raises:
+            Moved: there is no such copy. Nothing has changed.
+        """
+        if term and not self._logs.has_complete(term):
+            raise errors.Moved(f"{self.config.name}: lock group {self.number} has no complete copy of term {term} here")
+        self._refuse_pending()
+        return self._logs.keep(term)
 
     def _refuse_pending(self) -> None:
         """Ends the copy or split that waits, because there is a later decision. Called with the lock held."""
@@ -120,7 +150,7 @@ class ReplicatedGroup(GroupShell):
 
     def _check_no_backup(self) -> None:
         """Raises BadRequest if there is a backup, to which overwritten values cannot be sent. With the lock held."""
-        if self._log and self._log.state is not CopyState.ENDED:
+        if self._logs.has_backup:
             raise errors.BadRequest(
                 f"{self.config.name}: lock group {self.number} has a backup; values can only be overwritten before that"
             )
@@ -206,29 +236,66 @@ class ReplicatedGroup(GroupShell):
             return slabs[slab].slots[slot]
         raise errors.BadFrame(f"the primary of {self.config.name} sent slab {slab}, slot {slot!r}; there is none")
 
-    def follow(self, event: events.LockGroupEvent) -> None:
-        """Carries out an event of the primary. A failure closes the group.
+    def arrive(self, inputs: int) -> bool:
+        """Counts inputs that have arrived, before `follow` carries them out.
+
+        Args:
+            inputs: how many.
+
+        Returns:
+            Whether the primary may be told at once that this backup has them. If not, this backup has a copy of its
+            own, and `when_copied` says when that copy has them.
+        """
+        with self._lock:
+            tells = not self._logs
+            self._ahead += inputs if tells else 0
+        return tells
+
+    def follow(self, event: events.LockGroupEvent, *, told: bool = True) -> None:
+        """Carries out an event of the primary, and sends it to this backup's own copy. A failure closes the group.
+
+        Args:
+            event: the event.
+            told: what `arrive` has returned for it.
 
         Raises:
             UnknownJob, InternalError: the group is closed.
             Moved: it is the primary now.
         """
-        with self._lock:
-            if self._closed:
-                raise self._gone()
-            if not self.follows:
-                raise errors.Moved(f"this server is the primary of these shards of {self.config.name} now")
-            try:
-                effects = self._state.handle(event)
-                self._updates.carry_out(effects, self._state.version)
-                if any(isinstance(effect, events.MeasureNorm) for effect in effects):
-                    self._updates.measure()
-                self._updates.folds.work()
-            except BaseException as cause:
-                self._fail(cause)
+        while True:
+            if isinstance(event, events.PushStaged) and event.payload is not None:
+                self._logs.send_gradient(event.payload)
+            with self._lock:
+                if self._closed:
+                    raise self._gone()
+                if not self.follows:
+                    raise errors.Moved(f"this server is the primary of these shards of {self.config.name} now")
+                if self._logs.lacks(event):  # a copy has begun in between
+                    continue
+                self._ahead -= told
+                try:
+                    self._carry_out(event)
+                except BaseException as cause:
+                    self._fail(cause)
+                self._try_pending()
+            break
         if self._failure:
             self.close()
             raise self._gone()
+        self._logs.flush()
+
+    def _carry_out(self, event: events.LockGroupEvent) -> None:
+        effects = self._feed(event)
+        if any(isinstance(effect, Apply) for effect in effects):
+            self._logs.flush_at_once()
+        self._updates.carry_out(effects, self._state.version)
+        if any(isinstance(effect, events.MeasureNorm) for effect in effects):
+            self._updates.measure()
+        self._updates.folds.work()
+
+    def when_copied(self, tell: Callable[[], object]) -> None:
+        """Calls a function when this backup's own copy has all events up to the last one; never if the group closes."""
+        self._logs.when_copied(self._logs.number, tell, lambda: None)
 
     def check_hash(self, values_hash: int) -> None:
         """Compares the values of this backup with those of the primary. If they differ, the group is closed.
@@ -237,8 +304,9 @@ class ReplicatedGroup(GroupShell):
             InternalError: they differ.
         """
         with self._lock:
-            same = self._stored.values_hash() == values_hash
-            version = self._state.version
+            ours, version = self._stored.values_hash(), self._state.version
+            if same := ours == values_hash:
+                self._logs.add_hash(lambda: ours)
         if same:
             return
         self.close()
@@ -247,17 +315,18 @@ class ReplicatedGroup(GroupShell):
             "its primary, so it was dropped. Please report this, with the logs of both servers"
         )
 
-    def promote(self, term: int) -> int:
+    def promote(self, term: int, keeps: int = 0) -> int:
         """Makes this backup the primary. The connection of the old primary has ended.
 
         Args:
             term: number of the coordinator's decision.
+            keeps: the term of this backup's own copy, which is the backup from now on; 0 if there is none.
 
         Returns:
             Updates applied.
 
         Raises:
-            Moved: the term is over, or the copy is not complete.
+            Moved: the term is over, or this copy or the one to keep is not complete.
             UnknownJob: the group is closed.
         """
         with self._lock:
@@ -266,10 +335,13 @@ class ReplicatedGroup(GroupShell):
             if self.follows and not self._loaded:
                 raise errors.Moved(f"{self.config.name}: this server has no complete copy of lock group {self.number}")
             self._take_term(term)
-            if not self.follows:
-                return self._state.version
-            self._state.forget_callers()
-            self.follows, self._lost_primary = False, ""
+            ended, repeated, version = self._keep(keeps), not self.follows, self._state.version
+            if not repeated:
+                self._feed(events.CallersForgotten())
+                self.follows, self._lost_primary = False, ""
+        _end(ended)
+        if repeated:
+            return version
         # The old primary may have ended before it told that it had folded contributions, or closed its sealed step.
         self._advance(events.Folded(self._updates.folds.count))
         self._advance(events.FoldsDone())
@@ -283,17 +355,21 @@ class ReplicatedGroup(GroupShell):
             self._lost_primary = why if self.follows else ""
 
     @property
-    def broken_replica(self) -> BrokenReplica | None:
-        """What the coordinator has to decide about; None if there is nothing."""
-        config, log = self.config, self._log
-        if self.follows:
-            reason = self._lost_primary
-        else:
-            reason = log.failure or "it is closed" if log and log.state is CopyState.BROKEN else ""
-        if not reason or self._closed:
-            return None
-        reason = shortened(without_controls(reason))
-        return BrokenReplica(config.name, config.generation, self.number, self.term, not self.follows, reason)
+    def broken_replicas(self) -> list[BrokenReplica]:
+        """The connections to other copies that broke, about which the coordinator has to decide."""
+        if self._closed:
+            return []
+        logs = [log for log in self._logs if log.state is CopyState.BROKEN]
+        found = [(log.term, True, log.failure or "it is closed") for log in logs]
+        if self.follows and self._lost_primary:
+            found.append((self._followed_term, False, self._lost_primary))
+        about = self.config.name, self.config.generation, self.number
+        return [BrokenReplica(*about, term, sends, shortened(without_controls(why))) for term, sends, why in found]
+
+
+def _end(logs: Iterable[InputLog]) -> None:
+    for log in logs:
+        log.end()
 
 
 __all__ = ["QUIET_WAIT_S", "ReplicatedGroup"]

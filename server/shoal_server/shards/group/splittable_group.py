@@ -8,7 +8,6 @@ import structlog
 
 from shoal import errors
 from shoal.v1 import replica_pb2
-from shoal_server.shards.group.input_log import CopyState
 from shoal_server.shards.group.pending_split import LOOK_AGAIN_S, PendingSplit
 from shoal_server.shards.group.replicated_group import QUIET_WAIT_S, ReplicatedGroup
 from shoal_server.shards.machine.state import GroupState
@@ -91,7 +90,7 @@ class SplittableGroup(ReplicatedGroup):
                 f"lock group {number} of {job} cannot be split: its optimizer has a clip_norm, and servers tell each "
                 "other the norm of a whole lock group"
             )
-        if self._copy or (self._log and self._log.state is not CopyState.ENDED):
+        if self._copy or self._logs.has_backup:
             # Not Moved: this server has the shards, and a repeated call would find the same backup.
             raise errors.BadRequest(f"lock group {number} of {job} has a backup; end it with DropBackup first")
 

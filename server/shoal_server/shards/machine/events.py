@@ -149,6 +149,11 @@ class FoldsDone:
 
 
 @dataclass(frozen=True, slots=True)
+class CallersForgotten:
+    """A backup becomes the primary: the calls that wait have called another server, and are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
 class NormMeasured:
     """The squares of the sealed step's mean on this server are known; the answer to `MeasureNorm`.
 
@@ -242,6 +247,7 @@ LockGroupEvent = (
     | PushCommitted
     | Folded
     | FoldsDone
+    | CallersForgotten
     | NormMeasured
     | NormReceived
     | ValuesAssigned

@@ -193,6 +193,9 @@ _FORMS: Mapping[type, _Form] = {
     ),
     events.Folded: _Form("folded", lambda it, _, __: it.count, lambda count, _: events.Folded(count)),
     events.FoldsDone: _Form("folds_done", lambda *_: pb.FoldsDoneInput(), lambda *_: events.FoldsDone()),
+    events.CallersForgotten: _Form(
+        "callers_forgotten", lambda *_: pb.CallersForgottenInput(), lambda *_: events.CallersForgotten()
+    ),
     events.NormMeasured: _Form(
         "norm_measured",
         lambda it, _, __: pb.NormInput(squares=it.squares),

@@ -65,6 +65,9 @@ class GroupState(GroupRecord):
                 return self._cut_requested(event)
             case events.ValuesAssigned() | events.ValuesRestored():
                 return self._values_overwritten(event)
+            case events.CallersForgotten():
+                self.forget_callers()
+                return []
             case events.LearningRateSet():
                 self._learning_rate = event.learning_rate
                 return []
