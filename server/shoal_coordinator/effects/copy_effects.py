@@ -67,7 +67,7 @@ def grant_of(effect: AddBackup, incarnation_of: Callable[[ServerRef], int], gran
 def add_backup(
     effect: AddBackup, calls: ServerCalls, wait: Callable[[float], bool], clock: Callable[[], float], grant: str = ""
 ) -> BackupMade | BackupFailed:
-    """Makes the primary of a group copy it to another server, and waits until the copy is complete.
+    """Makes the primary of a group, or its backup, copy it to another server, and waits until the copy is complete.
 
     Args:
         effect: the copy to make.
@@ -89,6 +89,8 @@ def add_backup(
         term=effect.term,
         backup=pb.Peer(server=effect.backup.member, address=effect.backup.address),
         grant=grant,
+        keeps_term=effect.keeps_term,
+        as_backup=effect.as_backup,
     )
     poll_s, copied, moved_at, failure = FIRST_POLL_S, -1, clock(), ""
     while not failure:
@@ -117,14 +119,22 @@ def add_backup(
 
 
 def tell(effect: DropBackup | Promote, calls: ServerCalls) -> GroupTold:
-    """Tells a server that it is the primary of a group, without a backup.
+    """Tells a server which copies of a group it has to keep: that it is the primary, or which backup it has.
 
     Raises:
         Moved: the server does not have the group any more.
         ShoalError: the server does not answer, or has lost the shards.
     """
     kind = pb.PromoteRequest if isinstance(effect, Promote) else pb.DropBackupRequest
-    request = kind(job=effect.job.name, generation=effect.generation, group=effect.group, term=effect.term)
+    request = kind(
+        job=effect.job.name,
+        generation=effect.generation,
+        group=effect.group,
+        term=effect.term,
+        keeps_term=effect.keeps_term,
+    )
+    if isinstance(effect, DropBackup) and isinstance(request, pb.DropBackupRequest):
+        request.as_backup = effect.as_backup
     calls.call(effect.server, type(effect).__name__, request)
     return GroupTold(effect.job, effect.group, effect.term, effect=effect.number)
 

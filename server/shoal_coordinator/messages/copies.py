@@ -31,14 +31,30 @@ class _CopyEffect:
 
 @dataclass(frozen=True, slots=True)
 class AddBackup(_CopyEffect):
-    """Makes the primary copy its group to the server `backup`. The outcome is `BackupMade` or `BackupFailed`."""
+    """Makes the primary copy its group to the server `backup`. The outcome is `BackupMade` or `BackupFailed`.
+
+    Attributes:
+        backup: the server that gets the copy.
+        keeps_term: the term in which the primary's other backup was begun, which stays; 0 if there is none.
+        as_backup: whether the server that is called is the backup, and makes a copy of its own.
+    """
 
     backup: ServerRef
+    keeps_term: int = 0
+    as_backup: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DropBackup(_CopyEffect):
-    """Makes the primary of a lock group continue without a backup. The outcome is `GroupTold`."""
+    """Makes the primary of a lock group continue without a backup, or with one only. The outcome is `GroupTold`.
+
+    Attributes:
+        keeps_term: the term in which the backup was begun that stays; 0 if none does.
+        as_backup: whether the server that is called is the backup, whose own copy ends.
+    """
+
+    keeps_term: int = 0
+    as_backup: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +67,13 @@ class DropCopy(_CopyEffect):
 
 @dataclass(frozen=True, slots=True)
 class Promote(_CopyEffect):
-    """Makes the backup of a lock group, which is on `server`, its primary. The outcome is `GroupTold`."""
+    """Makes the backup of a lock group, which is on `server`, its primary. The outcome is `GroupTold`.
+
+    Attributes:
+        keeps_term: the term in which that server has begun a copy, which is its backup then; 0 if there is none.
+    """
+
+    keeps_term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +114,7 @@ GroupEffect = AddBackup | DropBackup | Promote | SplitGroup
 
 @dataclass(frozen=True, slots=True)
 class BackupMade(EffectOutcome):
-    """The backup of a group is complete: answers of the primary wait for it from now on."""
+    """The copy of a term is complete: answers of the primary wait for it from now on."""
 
     job: JobRef
     group: int
@@ -111,7 +133,7 @@ class BackupFailed(EffectOutcome):
 
 @dataclass(frozen=True, slots=True)
 class GroupTold(EffectOutcome):
-    """The primary of a group knows the decision with this term."""
+    """The server that had to know the decision with this term knows it."""
 
     job: JobRef
     group: int

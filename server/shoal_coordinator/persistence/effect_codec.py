@@ -220,17 +220,26 @@ def _group_record(kind: Any, effect: AddBackup | DropBackup | DropCopy | Promote
 def _add_backup_record(effect: AddBackup) -> state_pb2.AddBackupEffect:
     record: state_pb2.AddBackupEffect = _group_record(state_pb2.AddBackupEffect, effect)
     record.backup.member, record.backup.address = effect.backup
+    record.keeps_term, record.as_backup = effect.keeps_term, effect.as_backup
     return record
 
 
 def _add_backup(job: JobRef, number: int, record: state_pb2.AddBackupEffect) -> AddBackup:
     server, backup = _servers([record.server, record.backup])
-    return AddBackup(job, record.generation, record.group, record.term, server, backup, number=number)
+    about = record.generation, record.group, record.term, server, backup
+    return AddBackup(job, *about, record.keeps_term, record.as_backup, number=number)
+
+
+def _drop_backup_record(effect: DropBackup) -> state_pb2.DropBackupEffect:
+    record: state_pb2.DropBackupEffect = _group_record(state_pb2.DropBackupEffect, effect)
+    record.keeps_term, record.as_backup = effect.keeps_term, effect.as_backup
+    return record
 
 
 def _drop_backup(job: JobRef, number: int, record: state_pb2.DropBackupEffect) -> DropBackup:
     [server] = _servers([record.server])
-    return DropBackup(job, record.generation, record.group, record.term, server, number=number)
+    about = record.generation, record.group, record.term, server
+    return DropBackup(job, *about, record.keeps_term, record.as_backup, number=number)
 
 
 def _drop_copy(job: JobRef, number: int, record: state_pb2.DropCopyEffect) -> DropCopy:
@@ -238,9 +247,15 @@ def _drop_copy(job: JobRef, number: int, record: state_pb2.DropCopyEffect) -> Dr
     return DropCopy(job, record.generation, record.group, record.term, server, number=number)
 
 
+def _promote_record(effect: Promote) -> state_pb2.PromoteEffect:
+    record: state_pb2.PromoteEffect = _group_record(state_pb2.PromoteEffect, effect)
+    record.keeps_term = effect.keeps_term
+    return record
+
+
 def _promote(job: JobRef, number: int, record: state_pb2.PromoteEffect) -> Promote:
     [server] = _servers([record.server])
-    return Promote(job, record.generation, record.group, record.term, server, number=number)
+    return Promote(job, record.generation, record.group, record.term, server, record.keeps_term, number=number)
 
 
 def _split_group_record(effect: SplitGroup) -> state_pb2.SplitGroupEffect:
@@ -283,9 +298,9 @@ _CODECS: dict[type[Effect], _Codec[Any, Any]] = {
     TakeCut: _Codec("take_cut", _take_cut_record, _take_cut),
     CommitCheckpoint: _Codec("commit_checkpoint", _commit_checkpoint_record, _commit_checkpoint),
     AddBackup: _Codec("add_backup", _add_backup_record, _add_backup),
-    DropBackup: _Codec("drop_backup", functools.partial(_group_record, state_pb2.DropBackupEffect), _drop_backup),
+    DropBackup: _Codec("drop_backup", _drop_backup_record, _drop_backup),
     DropCopy: _Codec("drop_copy", functools.partial(_group_record, state_pb2.DropCopyEffect), _drop_copy),
-    Promote: _Codec("promote", functools.partial(_group_record, state_pb2.PromoteEffect), _promote),
+    Promote: _Codec("promote", _promote_record, _promote),
     SplitGroup: _Codec("split_group", _split_group_record, _split_group),
     ProbeServer: _Codec("probe_server", _probe_server_record, _probe_server),
 }

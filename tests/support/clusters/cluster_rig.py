@@ -189,8 +189,10 @@ class Rig:
         """Lets a user order that a server drains."""
         self.handle(events.DrainOrdered(name, DrainOrder(stay=stay, force=force)))
 
-    def break_replica(self, reporter: str, job: str, group: int, *, term: int | None = None) -> None:
-        """Lets a server report that it does not reach the other copy of a group, in its present term by default."""
+    def break_replica(
+        self, reporter: str, job: str, group: int, *, term: int | None = None, sends: bool | None = None
+    ) -> None:
+        """Lets a server report that a connection of a group broke: that of the primary and its backup by default."""
         machine = self.machine.job(job)
         found = next(it for it in machine.copies.groups if it.group == group)
         assert machine.placement
@@ -198,8 +200,8 @@ class Rig:
             job,
             machine.placement.generation,
             group,
-            found.term if term is None else term,
-            primary=found.primary.member == reporter,
+            (found.backup_term or found.term) if term is None else term,
+            primary=found.primary.member == reporter if sends is None else sends,
             reason="the connection broke",
         )
         load = ServerLoad(broken_replicas=(report,))

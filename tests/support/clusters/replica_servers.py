@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -92,9 +93,12 @@ class Replicas(ShardServers):
             for array in (arena.values, *arena.slots.values())
         ]
 
+    def _same(self, other: int) -> bool:
+        return self.bytes_of(self.primary) == self.bytes_of(other)
+
     def check_same(self, *servers: int) -> None:
         for other in servers or (1,):
-            wait_until(lambda other=other: self.bytes_of(self.primary) == self.bytes_of(other), what="the same bits")
+            wait_until(partial(self._same, other), what="the same bits")
         assert not self.group(self.primary).broken_replicas
 
 

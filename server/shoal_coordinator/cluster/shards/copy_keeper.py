@@ -81,10 +81,10 @@ class CopyKeeper:
         held, busy = held_bytes(self._jobs.values()), self._busy()
         for job, group in growable:
             size = job.copies.group_bytes[group.group]
-            server = self._server_for(job, group, held, busy)
-            if server and busy[group.primary.member] < COPIES_AT_A_TIME:
+            server, sender = self._server_for(job, group, held, busy), job.copies.next_sender(group).member
+            if server and busy[sender] < COPIES_AT_A_TIME:
                 held[server.member] += size
-                busy.update((server.member, group.primary.member))
+                busy.update((server.member, sender))
                 self._emit(job.copies.grow(group.group, server))
 
     @property
@@ -94,7 +94,7 @@ class CopyKeeper:
 
     def waiting_for(self, job: JobMachine) -> str:
         """Returns what a job needs to have all its copies; empty if it has them, or if they are being made."""
-        missing = job.copies.growable(math.inf) if job.copies.is_replicated else []
+        missing = [it for it in job.copies.growable(math.inf) if it.may_grow and job.copies.is_replicated]
         if not missing:
             return ""
         has = f"continues with {job.copies.complete} of {job.spec.replicas} copies"
@@ -130,18 +130,19 @@ class CopyKeeper:
         return _ref(best) if best else None
 
     def candidates(self, group: GroupCopies) -> list[Member]:
-        """Returns the servers that may get a copy of a group."""
-        return [server for server in self._members.not_draining if server.id != group.primary.member]
+        """Returns the servers that may get another copy of a group: they have neither its primary nor its backup."""
+        held = {it.member for it in (group.primary, group.backup) if it}
+        return [server for server in self._members.not_draining if server.id not in held]
 
     def _busy(self) -> Counter[str]:
         """Returns on how many copies each server works that are made now."""
-        growing = [it for job in self._jobs.values() for it in job.copies.groups if it.growing]
-        return Counter(it.primary.member for it in growing) + Counter(it.growing.member for it in growing if it.growing)
+        copied = [it for job in self._jobs.values() for it in job.copies.groups if it.is_copied]
+        return Counter(it.sender.member for it in copied) + Counter(it.growing.member for it in copied if it.growing)
 
     # Servers that are about to leave, or lost.
 
     def hand_over(self, job: JobMachine, group: GroupCopies, note: str, now: float) -> None:
-        """Makes the complete backup of a group its primary.
+        """Makes the complete backup of a group its primary, with its own copy as the backup if that is complete.
 
         Args:
             job: the job, of which no checkpoint may be in progress.
@@ -153,13 +154,17 @@ class CopyKeeper:
         self._redirect(job, group.primary.member, now)
 
     def release(self, job: JobMachine, group: GroupCopies) -> None:
-        """Drops the backup of a group; `grow` makes another one."""
+        """Drops the backup of a group, or the copy that was to be one; `grow` makes another one."""
         self._emit(job.copies.release(group.group))
+
+    def keep_backup(self, job: JobMachine, group: GroupCopies) -> None:
+        """Drops the copy of a group that was to replace its backup, or to follow it."""
+        self._emit(job.copies.keep_backup(group.group))
 
     def may_release(self, group: GroupCopies) -> bool:
         """Returns whether the backup of a group may be dropped: few groups of its primary change theirs at a time."""
-        changing = sum(it.primary == group.primary and bool(it.growing or not it.told) for it in self._jobs.live_groups)
-        return group.told and changing - bool(group.growing) < COPIES_AT_A_TIME
+        changing = sum(it.primary == group.primary and (it.is_copied or not it.told) for it in self._jobs.live_groups)
+        return group.told and changing - group.is_copied < COPIES_AT_A_TIME
 
     def may_split(self, group: GroupCopies) -> bool:
         """Returns whether a group may be split: few groups of its primary are at a time."""
@@ -224,9 +229,9 @@ class CopyKeeper:
         self._emit(self._stale_copies(member, broken))
         for job, group, report in self._concerned(member, broken):
             if report.primary:
-                self._emit(job.copies.give_up(group.group, report.term, _lost_backup(group, report), now))
-            elif group.second and group.second.member == member.id:
-                self.probe(job.ref, group.primary, now)
+                self._give_up(job, group, report, now)
+            else:
+                self.probe(job.ref, _connected(group, report)[0], now)
         if broken:
             self._schedule(now)
 
@@ -251,16 +256,24 @@ class CopyKeeper:
     def _concerned(
         self, member: Member, broken: Iterable[BrokenReplica]
     ) -> Iterator[tuple[JobMachine, GroupCopies, BrokenReplica]]:
-        """Yields the reports that are about a group's present copies, the reporter being one of them."""
+        """Yields the reports that are about a connection of a group's present copies, with the reporter at one end."""
         for report in broken:
             job = self._jobs.get(report.job)
             if job is None or job.placement is None or job.placement.generation != report.generation:
                 continue
             group = next((it for it in job.copies.groups if it.group == report.group), None)
-            if group is None or group.term != report.term or group.second is None:
-                continue
-            if (group.primary if report.primary else group.second).member == member.id:
-                yield job, group, report
+            if group and report.term in _terms(group):
+                sender, receiver = _connected(group, report)
+                if (sender if report.primary else receiver).member == member.id:
+                    yield job, group, report
+
+    def _give_up(self, job: JobMachine, group: GroupCopies, report: BrokenReplica, now: float) -> None:
+        sender, receiver = _connected(group, report)
+        reason = (
+            f"servers {sender.member} and {receiver.member} do not reach each other "
+            f"({report.reason or 'no reason given'})"
+        )
+        self._emit(job.copies.give_up(group.group, report.term, reason, now))
 
     def _stale_copies(self, member: Member, broken: Iterable[BrokenReplica]) -> Iterator[Effect]:
         """Yields effects that free the reported copies of earlier terms on a server that should have no copy."""
@@ -271,7 +284,7 @@ class CopyKeeper:
             group = next((it for it in job.copies.groups if it.group == report.group), None)
             if group is None or report.term >= group.term or not group.told:  # what is not told yet frees it then
                 continue
-            known = {it.member for it in (group.primary, group.second) if it}
+            known = {it.member for it in (group.primary, *group.others)}
             if member.id not in known and not self._pending_effects.frees(job.ref, group.group, member.id):
                 yield job.copies.free(group.group, _ref(member))
 
@@ -279,7 +292,7 @@ class CopyKeeper:
 
     def _backup_made(self, event: BackupMade, now: float) -> None:
         if job := self._job_of_outcome(event.effect, event.job):
-            job.copies.made(event.group, event.term, now)
+            self._emit(job.copies.made(event.group, event.term, now))
             self._schedule(now)
 
     def _backup_failed(self, event: BackupFailed, now: float) -> None:
@@ -302,8 +315,8 @@ class CopyKeeper:
         # The server lives, so its backups have lost their connections only.
         for member in self._members.alive(Role.SERVER):
             for job, group, report in self._concerned(member, member.load.broken_replicas):
-                if group.primary == event.server and not report.primary:
-                    self._emit(job.copies.give_up(group.group, report.term, _lost_backup(group, report), now))
+                if not report.primary and _connected(group, report)[0] == event.server:
+                    self._give_up(job, group, report, now)
         self._schedule(now)
 
     def _job_of_outcome(self, effect: int, ref: JobRef) -> JobMachine | None:
@@ -316,8 +329,8 @@ class CopyKeeper:
         for job in self._jobs.values():
             groups = job.copies.groups
             for it in groups:
-                assert it.second is None or self._members.incarnation_at(it.second), "a copy on a server that is lost"
-            due = {(it.group, it.term) for it in groups if it.growing or not it.told}
+                assert all(self._members.incarnation_at(other) for other in it.others), "a copy on a lost server"
+            due = {(it.group, it.term) for it in groups if it.is_copied or not it.told}
             told = self._pending_effects.group_terms(job.ref)
             # An effect that fails after its job has ended is not repeated: nobody needs the shards.
             assert told <= due if job.ended else told == due, "a decision that no server is told"
@@ -343,9 +356,18 @@ def _saves_on(effect: Effect, server: str) -> bool:
     return False
 
 
-def _lost_backup(group: GroupCopies, report: BrokenReplica) -> str:
-    other = group.second.member if group.second else ""
-    return f"servers {group.primary.member} and {other} do not reach each other ({report.reason or 'no reason given'})"
+def _terms(group: GroupCopies) -> set[int]:
+    """Returns the terms in which the other copies of a group were begun."""
+    terms = {group.backup_term} if group.backup else set()
+    return terms | {group.term} if group.growing else terms
+
+
+def _connected(group: GroupCopies, report: BrokenReplica) -> tuple[ServerRef, ServerRef]:
+    """Returns the servers that a connection of a group has connected: the one that sends the inputs, and the other."""
+    if group.growing and report.term == group.term:
+        return group.sender, group.growing
+    assert group.backup
+    return group.primary, group.backup
 
 
 def _ref(member: Member) -> ServerRef:

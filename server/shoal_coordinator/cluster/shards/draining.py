@@ -2,7 +2,8 @@
 
 A job moves off a draining server while it trains. Each of its lock groups there is handed over to its complete backup.
 If it has none, or one on a draining server, a copy is made elsewhere before. Backups on a draining server are made
-elsewhere, too. Only a few groups move at a time.
+elsewhere, too. Only a few groups move at a time. If a third server can take a copy, the new copy of a replicated group
+is complete before the old one ends, so that the group never has fewer than two (docs/decisions/0087).
 
 A job of which a group cannot move, or has not moved in half of the time that the server waits, takes a last checkpoint,
 and then restarts from it.
@@ -29,6 +30,8 @@ from shoal_coordinator.messages import DrainOrder, Effect
 _RETRY_S = 5.0
 # The part of the time that a server waits in which jobs may move off it. The rest is for their checkpoints.
 _MOVING_PART = 0.5
+# The part of that time after which a group is handed over without a wait for its next backup.
+_COPYING_PART = 0.75
 # Lock groups that a server hands over at the same time. Their calls pause for a moment.
 HAND_OVERS_AT_A_TIME = 2
 
@@ -205,16 +208,43 @@ class DrainCoordinator:
             return
         for it in served:
             may_begin = not job.checkpoint_in_progress and self._handed_over(member) < HAND_OVERS_AT_A_TIME
-            if it.backup and not self._members.is_draining(it.backup.member) and may_begin:
-                last = sum(group.primary.member == member.id for group in job.copies.groups) == 1
-                note = f"server {member.id} is about to leave; its shards have moved to other servers"
-                self._copies.hand_over(job, it, note if last else "", now)
-            elif it.second is None:
+            if it.second is None:
                 job.copies.move(it.group, "")
-        for it in job.copies.groups:
-            second = it.second and self._members.is_draining(it.second.member)
-            if second and it in moving and self._targets(job, it, member) and self._copies.may_release(it):
-                self._copies.release(job, it)
+            elif it.backup and (it.grown or not self._members.is_draining(it.backup.member)):
+                if self._awaits_copy(it, job, member, now):
+                    job.copies.move(it.group, "", behind_backup=True)
+                elif may_begin:
+                    last = sum(group.primary.member == member.id for group in job.copies.groups) == 1
+                    note = f"server {member.id} is about to leave; its shards have moved to other servers"
+                    self._copies.hand_over(job, it, note if last else "", now)
+        for group in moving:
+            now_known = next(it for it in job.copies.groups if it.group == group.group)  # it may be handed over
+            self._move_others(job, now_known, member)
+
+    def _awaits_copy(self, group: GroupCopies, job: JobMachine, member: Member, now: float) -> bool:
+        """Returns whether a group is only handed over when its backup has made a copy, or is asked to make one."""
+        if group.grown or not job.copies.is_replicated:
+            return False
+        time_s = member.hands_over_until - member.drains_since
+        if member.hands_over_until and now >= member.drains_since + _COPYING_PART * time_s:
+            return False
+        return group.growing is not None or bool(self._targets(job, group, member))
+
+    def _move_others(self, job: JobMachine, group: GroupCopies, member: Member) -> None:
+        """Moves the other copies of a group off draining servers."""
+        growing, backup = (
+            it is not None and self._members.is_draining(it.member) for it in (group.growing, group.backup)
+        )
+        stays = not self._members.is_draining(group.primary.member)
+        if group.backup and group.growing:
+            if (growing or (backup and stays and group.behind_backup)) and self._copies.may_release(group):
+                self._copies.keep_backup(job, group)
+        elif not self._targets(job, group, member):
+            pass
+        elif backup and job.copies.is_replicated:
+            job.copies.move(group.group, "")
+        elif (growing or backup) and self._copies.may_release(group):
+            self._copies.release(job, group)
 
     def _has_to_move(self, job: JobMachine, group: GroupCopies, member: Member) -> bool:
         """Returns whether a copy of a group has to leave a server. A backup stays if there is no place for another."""

@@ -1,8 +1,10 @@
 """Rebalancer: moves shards of running jobs to servers that have fewer (no I/O).
 
 `rebalance` decides what should move. A lock group moves as it moves off a server that is about to leave: a copy is made
-on the other server, which then becomes the primary. A part of a group is split off before, and for that the group gives
-up its backup, which is made again afterwards. One move of a job is in progress at a time.
+on the other server, which then becomes the primary. If a third server can take a copy, a replicated group has two
+complete copies at each moment: its backup moves to the other server first, and makes the next backup before it becomes
+the primary (docs/decisions/0087). A part of a group is split off before, and for that the group gives up its backup,
+which is made again afterwards. One move of a job is in progress at a time.
 """
 
 import math
@@ -99,7 +101,8 @@ class Rebalancer:
             now: seconds of Unix time.
         """
         groups = job.copies.groups
-        moving = () if job.copies.is_replicated else [Move(it.group, it.second.member) for it in groups if it.second]
+        begun = [it for it in groups if it.behind_backup or not job.copies.is_replicated]
+        moving = [Move(it.group, it.second.member) for it in begun if it.second]
         if moving:  # an earlier coordinator, or a server that was to leave, has begun to move these groups
             self._moves[job.ref] = _Progress(moving[0], now)
             return
@@ -127,8 +130,7 @@ class Rebalancer:
         usable = any(member == move.server for member, _ in self._servers)
         failed = job.copies.failed_on(move.group).get(move.server, -1.0) >= progress.begun_at
         if failed:
-            pause_s = min(2 * self._pause_of(job.ref, move.server)[0] or PAUSE_S, MAX_PAUSE_S)
-            self._failures[job.ref, move.server] = pause_s, now + pause_s
+            self._pause(job, move.server, now)
         if group is None or not usable or failed:
             self._end(job.ref)
             self._to_check[job.ref] = now + LOOK_S
@@ -139,13 +141,36 @@ class Rebalancer:
                 self._end(job.ref)
                 self._to_check[job.ref] = now
         elif group.backup and group.backup.member == move.server:
-            if not job.checkpoint_in_progress:
-                note = f"lock group {move.group} moves to server {move.server}, so that all servers have their share"
-                self._copies.hand_over(job, group, note, now)
-        elif group.second is None:
+            self._hand_over(job, group, progress, now)
+        elif group.second is None or (group.may_move and job.copies.is_replicated):
             job.copies.move(move.group, move.server)
-        elif group.second.member != move.server:
+        elif group.second.member != move.server and not (group.backup and job.copies.is_replicated):
             self._release(job, group)
+
+    def _hand_over(self, job: JobMachine, group: GroupCopies, progress: _Progress, now: float) -> None:
+        """Hands a group over to its backup, which is on the server that it moves to.
+
+        If another server can take a copy, the backup of a replicated group makes its next backup there before.
+        """
+        move, others = progress.move, self._copies.candidates(group)
+        failed = job.copies.failed_on(group.group)
+        if job.copies.is_replicated and others and not group.grown:
+            if group.growing:
+                pass  # it is being made
+            elif any(failed.get(it.id, -1.0) < progress.begun_at for it in others):
+                job.copies.move(group.group, "", behind_backup=True)
+            else:  # the group stays where it is: it must not have one complete copy for the sake of even shares
+                self._pause(job, move.server, now)
+                self._end(job.ref)
+                self._to_check[job.ref] = now + LOOK_S
+        elif not job.checkpoint_in_progress:
+            note = f"lock group {move.group} moves to server {move.server}, so that all servers have their share"
+            self._copies.hand_over(job, group, note, now)
+
+    def _pause(self, job: JobMachine, server: str, now: float) -> None:
+        """Leaves a server out for a while."""
+        pause_s = min(2 * self._pause_of(job.ref, server)[0] or PAUSE_S, MAX_PAUSE_S)
+        self._failures[job.ref, server] = pause_s, now + pause_s
 
     def _split(self, job: JobMachine, group: GroupCopies, progress: _Progress, now: float) -> None:
         """Splits a group. Its new part then moves."""

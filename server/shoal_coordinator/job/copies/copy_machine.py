@@ -1,8 +1,12 @@
 """Decisions about the copies of one job (no I/O).
 
 Each decision about a lock group has a larger term than the one before, and at most one effect that is not done. So a
-server that has carried out a decision can refuse all earlier ones. A backup is begun only when the primary knows the
-decision before.
+server that has carried out a decision can refuse all earlier ones. A copy is begun only when the decision before is
+known to the server that it concerns.
+
+A replicated group moves with two complete copies at each moment (docs/decisions/0087). To move a backup, the primary
+makes another one, which becomes the backup when it is complete. To hand a primary over, its backup makes a copy, and
+one decision makes the backup the primary and that copy its backup.
 """
 
 import math
@@ -51,6 +55,21 @@ class _Attempts:
         self.failed_on[server] = now
 
 
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """The wish for a copy, because a group has to move. It is not stored: the next coordinator decides again.
+
+    Attributes:
+        generation: generation of the placement.
+        server: member id of the server that gets the copy; empty if it may be any.
+        behind_backup: whether the backup makes it.
+    """
+
+    generation: int
+    server: str
+    behind_backup: bool
+
+
 class CopyMachine:
     """Decides about the copies of one job's lock groups.
 
@@ -79,9 +98,7 @@ class CopyMachine:
         self._counters = counters
         self._attempts: dict[int, _Attempts] = {}
         self.failovers = 0
-        # The groups that have to move: by number, the generation of the placement, and the server's member id; empty if
-        # it may be any. This is not stored: the next coordinator decides again.
-        self._moves: dict[int, tuple[int, str]] = {}
+        self._moves: dict[int, _Move] = {}  # by group
 
     # Current state.
 
@@ -114,12 +131,22 @@ class CopyMachine:
         return any(self._needs_copy(it) for it in self._table.groups.values()) and not self._lifecycle.ended
 
     def _needs_copy(self, group: GroupCopies) -> bool:
-        return group.may_grow and (self._wanted > 1 or self.moves_to(group.group) is not None)
+        moves = self._move_of(group.group) is not None
+        return (group.may_grow and self._wanted > 1) or ((group.may_grow or group.may_move) and moves)
 
     def moves_to(self, group: int) -> str | None:
         """Returns the server that a group has to move to, by member id; empty if it may be any. None if it stays."""
-        generation, server = self._moves.get(group, (0, ""))
-        return server if generation == self._generation else None
+        move = self._move_of(group)
+        return move.server if move else None
+
+    def next_sender(self, group: GroupCopies) -> ServerRef:
+        """Returns the server that makes the next copy of a group."""
+        move = self._move_of(group.group)
+        return group.backup if move and move.behind_backup and group.backup else group.primary
+
+    def _move_of(self, group: int) -> _Move | None:
+        move = self._moves.get(group)
+        return move if move and move.generation == self._generation else None
 
     @property
     def is_replicated(self) -> bool:
@@ -160,54 +187,79 @@ class CopyMachine:
         held: dict[str, int] = {}
         sizes = self._table.sizes
         for it in self.groups:
-            if it.second:
-                held[it.second.member] = held.get(it.second.member, 0) + sizes[it.group]
+            for other in it.others:
+                held[other.member] = held.get(other.member, 0) + sizes[it.group]
         return held
 
     # Decisions.
 
     def grow(self, group: int, server: ServerRef) -> list[Effect]:
-        """Begins to make a backup of a group on a server."""
-        grown = self._table.groups[group].grow_on(server)
+        """Begins to make a copy of a group on a server: the backup that is missing, or the one that a move needs."""
+        found = self._table.groups[group]
+        sender = self.next_sender(found)
+        behind = sender != found.primary
+        self.stay(group)  # if the copy fails, the group has to be moved again
+        grown = found.grow_on(server, behind_backup=behind)
         self._table.put(grown)
-        generation = self._generation
-        return [AddBackup(self._ref, generation, group, grown.term, grown.primary, server)]
+        keeps = 0 if behind else grown.backup_term
+        return [AddBackup(self._ref, self._generation, group, grown.term, sender, server, keeps, behind)]
 
-    def made(self, group: int, term: int, now: float) -> None:
-        """Records that a backup is complete.
+    def made(self, group: int, term: int, now: float) -> list[Effect]:
+        """Records that a copy is complete. If the primary has made it beside its backup, it replaces that now.
 
         Args:
             group: number of the group.
             term: the term in which it was made.
-            now: seconds of Unix time.
-        """
-        found = self._at(group, term)
-        if found and found.growing:
-            self._table.put(found.grown())
-            attempts = self._attempts_of(group)
-            attempts.made_at = now
-            attempts.failed_on.clear()
-
-    def give_up(self, group: int, term: int, reason: str, now: float) -> list[Effect]:
-        """Makes the primary continue alone, because it does not reach its backup, or because the copy failed.
-
-        Args:
-            group: number of the group.
-            term: the term in which that happened. If a later decision was made, nothing changes.
-            reason: why.
             now: seconds of Unix time.
 
         Returns:
             The effects.
         """
         found = self._at(group, term)
-        if found is None or found.second is None:
+        if found is None or not found.is_copied:
             return []
-        self._attempts_of(group).fail(found.second.member, reason, now)
-        return [self._leave_alone(found)]
+        attempts = self._attempts_of(group)
+        attempts.made_at = now
+        attempts.failed_on.clear()
+        if found.backup is None or found.behind_backup:
+            self._table.put(found.made())
+            return []
+        after = found.replaced()
+        self._table.put(after)
+        return [DropBackup(self._ref, self._generation, group, after.term, after.primary, after.backup_term)]
+
+    def give_up(self, group: int, term: int, reason: str, now: float) -> list[Effect]:
+        """Ends a copy that its sender does not reach, or that failed.
+
+        Args:
+            group: number of the group.
+            term: the term in which the copy was begun. If it is none of the present copies, nothing changes.
+            reason: why.
+            now: seconds of Unix time.
+
+        Returns:
+            The effects.
+        """
+        found = self._table.groups.get(group)
+        if found and found.growing and found.term == term:
+            self._attempts_of(group).fail(found.growing.member, reason, now)
+            return self.keep_backup(group) if found.backup else [self._leave_alone(found)]
+        if found and found.backup and found.backup_term == term:
+            self._attempts_of(group).fail(found.backup.member, reason, now)
+            return [self._leave_alone(found)]
+        return []
+
+    def keep_backup(self, group: int) -> list[Effect]:
+        """Drops the copy of a group that was to replace the backup, or to follow it."""
+        found = self._table.groups[group]
+        after, sender = found.kept(), found.sender
+        self._table.put(after)
+        behind = found.behind_backup
+        keeps = 0 if behind else after.backup_term
+        return [DropBackup(self._ref, self._generation, group, after.term, sender, keeps, behind)]
 
     def told(self, group: int, term: int) -> list[Effect]:
-        """Records that the primary knows the decision of a term. Then the former copy is freed, if there is one."""
+        """Records that the decision of a term is known. Then the former copy is freed, if there is one."""
         found = self._at(group, term)
         if not found or found.told:
             return []
@@ -217,24 +269,25 @@ class CopyMachine:
     def free(self, group: int, server: ServerRef) -> DropCopy:
         """Frees the copy of a group on a server that should have none now."""
         found = self._table.groups[group]
-        assert server.member not in {it.member for it in (found.primary, found.second) if it}
+        assert server.member not in {it.member for it in (found.primary, *found.others)}
         return DropCopy(self._ref, self._generation, group, found.term, server)
 
-    def move(self, group: int, server: str) -> None:
-        """Lets a copy of a group be made because it has to move.
+    def move(self, group: int, server: str, *, behind_backup: bool = False) -> None:
+        """Lets a copy of a group be made because it has to move. If the group has a backup, the copy replaces it.
 
         Args:
             group: number of the group.
             server: member id of the server; empty if it may be any.
+            behind_backup: whether the copy follows the backup instead, because the primary moves there.
         """
-        self._moves[group] = self._generation, server
+        self._moves[group] = _Move(self._generation, server, behind_backup)
 
     def stay(self, group: int) -> None:
         """Ends the wish to move a group. A copy that was begun stays."""
         self._moves.pop(group, None)
 
     def hand_over(self, group: int, note: str, now: float) -> list[Effect]:
-        """Makes the complete backup of a group its primary, because the group moves there.
+        """Makes the complete backup of a group its primary, with its own copy as the backup if that is complete.
 
         Args:
             group: number of the group.
@@ -244,12 +297,10 @@ class CopyMachine:
         Returns:
             The effects.
         """
-        promoted = self._table.groups[group].promoted()
-        self._table.put(promoted)
-        self.stay(group)
+        found = self._table.groups[group]
         if note:
             self._lifecycle.note(note, now)
-        return [Promote(self._ref, self._generation, group, promoted.term, promoted.primary)]
+        return [self._promote(found, keeps=found.grown)]
 
     def split(self, group: int, split_off: tuple[int, ...]) -> list[Effect]:
         """Makes some shards of a group, which has no backup, a group of their own on the same server."""
@@ -275,14 +326,14 @@ class CopyMachine:
         """
         served = [it for it in self.groups if it.primary.member == server]
         backed_up = [it for it in self.groups if it.second and it.second.member == server]
+        moving = [it.group for it in self.groups if it.backup and it.growing and it.growing.member == server]
         if not all(it.backup and is_usable(it.backup) for it in served):
             return None
         effects: list[Effect] = []
         for it in served:
-            next_one = it.promoted()
-            self._table.put(next_one)
-            effects.append(Promote(self._ref, self._generation, it.group, next_one.term, next_one.primary))
+            effects.append(self._promote(it, keeps=it.grown))
         effects += [self._leave_alone(it) for it in backed_up]
+        effects += [effect for group in moving for effect in self.keep_backup(group)]
         if served:
             self.failovers += 1
             self._counters.failovers += 1
@@ -306,10 +357,17 @@ class CopyMachine:
         self._table.validate()
         assert self._has_values() or not any(it.term for it in self.groups), "a copy of shards without values"
 
-    def _leave_alone(self, group: GroupCopies) -> DropBackup:
+    def _leave_alone(self, group: GroupCopies) -> Effect:
         alone = group.alone()
         self._table.put(alone)
-        return DropBackup(self._ref, self._generation, group.group, alone.term, group.primary)
+        kind = Promote if alone.promoted else DropBackup  # a server that is not the primary yet has to become it
+        return kind(self._ref, self._generation, group.group, alone.term, group.primary)
+
+    def _promote(self, group: GroupCopies, *, keeps: bool) -> Promote:
+        after = group.handed_over(keeps=keeps)
+        self._table.put(after)
+        self.stay(group.group)
+        return Promote(self._ref, self._generation, group.group, after.term, after.primary, after.backup_term)
 
     def _at(self, group: int, term: int) -> GroupCopies | None:
         found = self._table.groups.get(group)

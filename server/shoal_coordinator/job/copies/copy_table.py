@@ -53,7 +53,7 @@ class CopyTable:
     def put(self, *groups: GroupCopies) -> None:
         """Replaces some groups by their next states, or adds them."""
         self.groups = dict(sorted({**self.groups, **{it.group: it for it in groups}}.items()))
-        self._holders |= {it.second for it in groups if it.second}
+        self._holders |= {server for it in groups for server in it.others}
         self._placement = self._sizes = None
         self._changed(JobRecordKind.COPIES)
 
@@ -116,7 +116,7 @@ class CopyTable:
         """Raises AssertionError if an invariant is broken."""
         for group in self.groups.values():
             group.validate()
-            assert {group.primary, group.second} <= {*self._holders, None}, "a copy is on an unknown server"
+            assert {group.primary, *group.others} <= self._holders, "a copy is on an unknown server"
         if self.groups:
             assert self.placement
             by_group = self.placement.by_group()

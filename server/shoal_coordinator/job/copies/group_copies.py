@@ -1,4 +1,9 @@
-"""The copies of one lock group, as the coordinator has decided them (no I/O)."""
+"""The copies of one lock group, as the coordinator has decided them (no I/O).
+
+A group has a primary and perhaps a backup. A third copy grows while copies move, so that two are complete at each
+moment (docs/decisions/0087): the primary makes one that replaces its backup, or the backup makes one that will be its
+own backup when it becomes the primary.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,12 +21,18 @@ class GroupCopies:
         primary: the server that serves it.
         term: number of the latest decision; 0 before the first one.
         backup: the server with the complete backup; None if there is none.
-        growing: the server that gets a backup now; None if none does.
-        told: whether the primary knows that it is the primary, and that it has no backup if it has none.
-        former: the server that had a copy before the latest decision, and frees it when the primary knows this
-            decision; None if there is none.
+        growing: the server that gets another copy now; None if none does. If there is a backup, too, this copy replaces
+            it or follows it.
+        told: whether the server that the latest decision is told knows it: whether the primary knows that it is the
+            primary, and which backup it has; and the backup, that it has no copy of its own.
+        former: the server that had a copy before the latest decision, and frees it when that decision is known; None if
+            there is none.
         shards: its shards, in order.
         split_off: those of its shards that become a group of their own when the primary knows the latest decision.
+        backup_term: the term in which the backup was begun; 0 if there is none.
+        behind_backup: whether the backup makes the growing copy, to have a backup of its own when it is the primary.
+        grown: whether the growing copy behind the backup is complete.
+        promoted: whether the primary may not know yet that it is the primary.
     """
 
     group: int
@@ -33,6 +44,10 @@ class GroupCopies:
     former: ServerRef | None = None
     shards: tuple[int, ...] = ()
     split_off: tuple[int, ...] = ()
+    backup_term: int = 0
+    behind_backup: bool = False
+    grown: bool = False
+    promoted: bool = False
 
     @property
     def second(self) -> ServerRef | None:
@@ -40,9 +55,24 @@ class GroupCopies:
         return self.backup or self.growing
 
     @property
+    def others(self) -> tuple[ServerRef, ...]:
+        """The servers of the other copies, complete or not."""
+        return tuple(it for it in (self.backup, self.growing) if it)
+
+    @property
+    def sender(self) -> ServerRef:
+        """The server that makes the growing copy, or would make one."""
+        return self.backup if self.behind_backup and self.backup else self.primary
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether a copy is being made now."""
+        return self.growing is not None and not self.grown
+
+    @property
     def servers(self) -> tuple[ServerRef, ...]:
-        """The servers that have a copy, or had one before a decision that the primary does not know yet."""
-        return tuple(it for it in (self.primary, self.second, self.former) if it)
+        """The servers that have a copy, or had one before a decision that is not known yet."""
+        return tuple(it for it in (self.primary, *self.others, self.former) if it)
 
     def has_copy_on(self, server: str) -> bool:
         """Returns whether a server has a copy, or had one before a decision that the primary does not know yet."""
@@ -50,29 +80,71 @@ class GroupCopies:
 
     @property
     def may_grow(self) -> bool:
-        """Whether a backup may be made now."""
+        """Whether a backup may be made now, because there is none."""
         return self.told and self.second is None
 
-    def grow_on(self, server: ServerRef) -> "GroupCopies":
-        """Returns the state after the decision to make a backup on a server."""
-        assert self.may_grow
-        assert server.member != self.primary.member
-        return replace(self, term=self.term + 1, growing=server)
+    @property
+    def may_move(self) -> bool:
+        """Whether a copy may be made that replaces the backup or follows it."""
+        return self.told and self.backup is not None and self.growing is None
 
-    def grown(self) -> "GroupCopies":
-        """Returns the state after the backup is complete. The decision was made before, so the term stays."""
+    def grow_on(self, server: ServerRef, *, behind_backup: bool = False) -> "GroupCopies":
+        """Returns the state after the decision to make a copy on a server.
+
+        Args:
+            server: the server.
+            behind_backup: whether the backup makes it.
+        """
+        assert self.may_grow or self.may_move
+        assert self.backup or not behind_backup
+        assert server.member not in {it.member for it in self.servers}
+        return replace(self, term=self.term + 1, growing=server, behind_backup=behind_backup)
+
+    def made(self) -> "GroupCopies":
+        """Returns the state after the growing copy is complete, if it is the only other one or follows the backup.
+
+        The decision to make it was the latest one, so the term stays.
+        """
         assert self.growing
-        return replace(self, backup=self.growing, growing=None)
+        if self.behind_backup:
+            return replace(self, grown=True)
+        assert self.backup is None
+        return replace(self, backup=self.growing, growing=None, backup_term=self.term)
+
+    def replaced(self) -> "GroupCopies":
+        """Returns the state after the decision that the growing copy, which is complete, replaces the backup."""
+        assert self.growing
+        assert self.backup
+        assert not self.behind_backup
+        after = self._decided(told=False, former=self.backup)
+        return replace(after, backup=self.growing, backup_term=self.term)
+
+    def kept(self) -> "GroupCopies":
+        """Returns the state after the decision that the backup stays, and the growing copy is dropped."""
+        assert self.growing
+        assert self.backup
+        return self._decided(told=False, former=self.growing)
 
     def alone(self) -> "GroupCopies":
         """Returns the state after the decision that the primary continues without a backup."""
-        return replace(self, term=self.term + 1, backup=None, growing=None, told=False, former=self.second)
+        return replace(self._decided(told=False, former=self.second), backup=None, backup_term=0)
 
-    def promoted(self) -> "GroupCopies":
-        """Returns the state after the decision that the complete backup becomes the primary."""
+    def handed_over(self, *, keeps: bool) -> "GroupCopies":
+        """Returns the state after the decision that the complete backup becomes the primary.
+
+        Args:
+            keeps: whether the copy that it has made, which is complete, is its backup then.
+        """
         assert self.backup
-        after = replace(self, term=self.term + 1, primary=self.backup, backup=None, growing=None)
-        return replace(after, told=False, former=self.primary)
+        assert self.grown or not keeps
+        after = replace(self._decided(told=False, former=self.primary), primary=self.backup, promoted=True)
+        backup, backup_term = (self.growing, self.term) if keeps else (None, 0)
+        return replace(after, backup=backup, backup_term=backup_term)
+
+    def _decided(self, *, told: bool, former: ServerRef | None) -> "GroupCopies":
+        """Returns the state after a decision that ends the growth of a copy."""
+        after = replace(self, term=self.term + 1, told=told, former=former)
+        return replace(after, growing=None, behind_backup=False, grown=False)
 
     def split(self, split_off: tuple[int, ...]) -> "GroupCopies":
         """Returns the state after the decision that some shards become a group of their own, on the same server."""
@@ -82,9 +154,9 @@ class GroupCopies:
         return replace(self, term=self.term + 1, told=False, split_off=split_off)
 
     def known(self) -> "tuple[GroupCopies, ...]":
-        """Returns the state after the primary knows the latest decision, and that of the new group, if there is one."""
+        """Returns the state after the latest decision is known, and that of the new group, if there is one."""
         stay = tuple(it for it in self.shards if it not in self.split_off)
-        known = replace(self, told=True, former=None, shards=stay, split_off=())
+        known = replace(self, told=True, former=None, promoted=False, shards=stay, split_off=())
         if not self.split_off:
             return (known,)
         return known, replace(known, group=min(self.split_off), shards=self.split_off)
@@ -101,6 +173,10 @@ class GroupCopies:
             former=server_record(self.former) if self.former else None,
             shards=self.shards,
             split_off=self.split_off,
+            backup_term=self.backup_term if self.backup_term != self.term else 0,
+            behind_backup=self.behind_backup,
+            grown=self.grown,
+            promoted=self.promoted,
         )
 
     @classmethod
@@ -121,15 +197,25 @@ class GroupCopies:
             former=server_of(record.former) if record.HasField("former") else None,
             shards=tuple(record.shards) or planned[record.group],
             split_off=tuple(record.split_off),
+            backup_term=(record.backup_term or record.term) if record.HasField("backup") else 0,
+            behind_backup=record.behind_backup,
+            grown=record.grown,
+            promoted=record.promoted,
         )
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        assert not (self.backup and self.growing), "a group has two backups"
-        assert self.second is None or self.second.member != self.primary.member, "both copies are on one server"
-        assert self.told or self.second is None, "a primary gets a backup before it knows that it is the primary"
+        holders = [it.member for it in (self.primary, *self.others)]
+        assert len({*holders}) == len(holders), "two copies are on one server"
+        assert self.told or self.growing is None, "a copy is made before its sender knows the decision before"
+        assert (self.backup_term > 0) == (self.backup is not None)
+        assert self.backup_term < self.term or self.growing is None, "two copies of one term"
+        assert self.backup_term <= self.term
+        assert not self.behind_backup or (self.backup and self.growing), "a copy without a sender"
+        assert not self.grown or self.behind_backup, "a copy is complete, and nothing follows from that"
+        assert not self.promoted or not self.told
         assert not (self.told and self.former), "a copy is not freed"
-        assert self.former is None or self.former.member != self.primary.member, "the primary is to be freed"
+        assert self.former is None or self.former.member not in holders, "a copy is to be freed that is needed"
         assert self.term or (self.second is None and self.told)
         assert self.group == min(self.shards), "a group has not the name of its first shard"
         assert not self.split_off or not (self.told or self.former), "a group splits off shards without a decision"

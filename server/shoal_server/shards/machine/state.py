@@ -44,9 +44,8 @@ class GroupState(GroupRecord):
         match event:
             case events.PullRequested():
                 return self._pull_requested(event)
-            case events.PullAbandoned():
-                self._pulls.abandon(event.ticket)
-                return []
+            case events.PullAbandoned() | events.CallersForgotten():
+                return self._callers_gone(event)
             case events.PushOpened() | events.PushWithdrawn() | events.Folded():
                 return self._permits_changed(event)
             case events.PushStaged():
@@ -65,9 +64,6 @@ class GroupState(GroupRecord):
                 return self._cut_requested(event)
             case events.ValuesAssigned() | events.ValuesRestored():
                 return self._values_overwritten(event)
-            case events.CallersForgotten():
-                self.forget_callers()
-                return []
             case events.LearningRateSet():
                 self._learning_rate = event.learning_rate
                 return []
@@ -124,6 +120,13 @@ class GroupState(GroupRecord):
         self._used = True
         # No error from here on: the updates of the earlier steps must be applied.
         return [*self._finish_earlier_steps(clock, event.step), *self._pulls.request(event)]
+
+    def _callers_gone(self, event: events.PullAbandoned | events.CallersForgotten) -> list[LockGroupEffect]:
+        if isinstance(event, events.PullAbandoned):
+            self._pulls.abandon(event.ticket)
+        else:
+            self.forget_callers()
+        return []
 
     def _permits_changed(
         self, event: events.PushOpened | events.PushWithdrawn | events.Folded

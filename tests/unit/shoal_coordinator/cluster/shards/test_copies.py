@@ -456,5 +456,5 @@ class TestStaleCopies:
 def test_states_refuse_two_copies_on_a_server() -> None:
     rig = running()
     group = copies(rig)[0]
-    with pytest.raises(AssertionError, match="both copies"):
+    with pytest.raises(AssertionError, match="two copies"):
         replace(group, backup=group.primary).validate()

@@ -89,14 +89,15 @@ class TestAJobMoves:
         rig = running()
         [group] = served_by(rig, "s1")
         rig.drain("s1")
+        rig.perform(until=Promote)
         promotion = next(it for it in rig.pending if isinstance(it, Promote))
-        assert (promotion.server, promotion.term) == (group.backup, group.term + 1)
+        assert (promotion.server, promotion.term) == (group.backup, group.term + 2)
         assert not any(isinstance(it, DropCopy) for it in rig.pending)
         rig.crash()
         rig.pending.remove(promotion)
         rig.handle(done_of(promotion))
         freed = [it for it in rig.pending if isinstance(it, DropCopy)]
-        assert [(it.server, it.group, it.term) for it in freed] == [(group.primary, group.group, group.term + 1)]
+        assert [(it.server, it.group, it.term) for it in freed] == [(group.primary, group.group, group.term + 2)]
 
     def test_after_a_copy_is_made_if_there_is_none(self) -> None:
         rig = running(2)
@@ -137,7 +138,7 @@ class TestAJobMoves:
         assert rig.status("a").restarts == 0
 
     def test_with_its_pending_effects(self) -> None:
-        rig = running(max_workers=3).workers("w2")
+        rig = running(2, max_workers=3).workers("w2")
         rig.describe("a", "w2", VARIABLES)
         rig.enter("a", "w2")
         rig.drain("s1")
@@ -294,6 +295,7 @@ def test_servers_that_leave_and_return_one_by_one_cost_nothing(data: st.DataObje
             later, rig.pending = rig.pending, [effect]
             rig.perform(until=())
             rig.pending += later
+            assert rig.status("a").copies == 2
         rig.leave(server)
         rig.servers(server).perform()
         assert rig.status("a").copies == 2
