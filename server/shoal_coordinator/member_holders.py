@@ -92,6 +92,8 @@ def speaks_for(caller: Principal | None, member: str, incarnation: int) -> Check
 def check_assigned(cluster: Cluster, caller: Principal, job: str, member: str) -> None:
     """Checks that a worker takes part in a job, or that a server has shards of it, before it gets a ticket for the job.
 
+    A server that has only backups of its shards gets one if it has to make a copy.
+
     Args:
         cluster: The cluster.
         caller: The caller. Only those of the roles worker and server are checked.
@@ -100,7 +102,7 @@ def check_assigned(cluster: Cluster, caller: Principal, job: str, member: str) -
 
     Raises:
         UnknownJob: The job does not exist.
-        Forbidden: The worker has no assignment in the job, or the server has no shard of it.
+        Forbidden: The worker has no assignment in the job, or the server calls no other server for it.
     """
     if caller.role not in {AccessRole.WORKER, AccessRole.SERVER}:
         return
@@ -108,8 +110,9 @@ def check_assigned(cluster: Cluster, caller: Principal, job: str, member: str) -
     if caller.role is AccessRole.WORKER:
         who, assigned = "workers that take part in", bool(member) and found.has_worker(member)
     else:
-        shards = found.placement.shards if found.placement else ()
-        who, assigned = "servers with shards of", member in {shard.server for shard in shards}
+        # A backup needs one to make a copy of its own, before it becomes the primary.
+        senders = {server.member for group in found.copies.groups for server in (group.primary, group.sender)}
+        who, assigned = "servers with shards of", member in senders
     if not assigned:
         raise errors.Forbidden(f"{caller} gets tickets only for {who} {job}; readers use their own tokens", job=job)
 
