@@ -175,6 +175,17 @@ class DrawnCopies(RuleBasedStateMachine):
         self.numbers = itertools.count(FIRST)
         assert self.state.waiting == self.state.permits.waiting == 0
 
+    @precondition(lambda self: len(self.copies) == 2)
+    @rule()
+    def hand_over(self) -> None:
+        """The first copy becomes the primary, and the second one, which has had the same events, is its copy."""
+        first, second = self.copies
+        self.state, self.copies = first.state, [Copy(second.state, set())]
+        self.waiting.clear()
+        self.calls.clear()
+        self.feed(events.CallersForgotten())
+        assert self.state.waiting == self.state.permits.waiting == 0
+
     # Workers.
 
     def life(self, data: st.DataObject) -> tuple[str, int]:
