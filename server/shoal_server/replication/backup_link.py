@@ -55,7 +55,7 @@ class BackupLink:
         self.complete = False
         self._changed = threading.Condition()  # guards _copies, _stopped and _ended
         self._copies: Connection | None = None  # the lane on which this end sends
-        self._telling = threading.Lock()  # held while a frame is sent on _copies; no other lock is taken under it
+        self._confirming = threading.Lock()  # held while a frame is sent on _copies; no other lock is taken under it
         self._stopped = self._ended = False
         self._gradients = ReceivedGradients(group, pool, memory, region)
         self._early = EarlyInputs(group.config.name, memory)
@@ -204,14 +204,14 @@ class BackupLink:
             copies = self._copies
         if not copies:
             raise errors.Unreachable(f"{self._lane.peer} has not opened the second lane of a replica")
-        with self._telling:
+        with self._confirming:
             copies.send(Frame.COPIED, [replica_pb2.Copied(number=number).SerializeToString()])
 
     def _tell(self, error: errors.ShoalError) -> None:
         """Tells the primary why the connection ends."""
         copies = self._copies
         if copies and not copies.closed and not isinstance(error, errors.Unreachable):
-            with suppress(errors.ShoalError), self._telling:
+            with suppress(errors.ShoalError), self._confirming:
                 send_error(copies, error)
 
 

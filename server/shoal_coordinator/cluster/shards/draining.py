@@ -3,7 +3,7 @@
 A job moves off a draining server while it trains. Each of its lock groups there is handed over to its complete backup.
 If it has none, or one on a draining server, a copy is made elsewhere before. Backups on a draining server are made
 elsewhere, too. Only a few groups move at a time. If a third server can take a copy, the new copy of a replicated group
-is complete before the old one ends, so that the group never has fewer than two (docs/decisions/0087).
+is complete before the old one ends, so that the group never has fewer than two (docs/decisions/0088).
 
 A job of which a group cannot move, or has not moved in half of the time that the server waits, takes a last checkpoint,
 and then restarts from it.

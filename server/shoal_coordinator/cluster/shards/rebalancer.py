@@ -3,7 +3,7 @@
 `rebalance` decides what should move. A lock group moves as it moves off a server that is about to leave: a copy is made
 on the other server, which then becomes the primary. If a third server can take a copy, a replicated group has two
 complete copies at each moment: its backup moves to the other server first, and makes the next backup before it becomes
-the primary (docs/decisions/0087). A part of a group is split off before, and for that the group gives up its backup,
+the primary (docs/decisions/0088). A part of a group is split off before, and for that the group gives up its backup,
 which is made again afterwards. One move of a job is in progress at a time.
 """
 

@@ -4,7 +4,7 @@ Each decision about a lock group has a larger term than the one before, and at m
 server that has carried out a decision can refuse all earlier ones. A copy is begun only when the decision before is
 known to the server that it concerns.
 
-A replicated group moves with two complete copies at each moment (docs/decisions/0087). To move a backup, the primary
+A replicated group moves with two complete copies at each moment (docs/decisions/0088). To move a backup, the primary
 makes another one, which becomes the backup when it is complete. To hand a primary over, its backup makes a copy, and
 one decision makes the backup the primary and that copy its backup.
 """
@@ -56,7 +56,7 @@ class _Attempts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Move:
+class _WantedCopy:
     """The wish for a copy, because a group has to move. It is not stored: the next coordinator decides again.
 
     Attributes:
@@ -98,7 +98,7 @@ class CopyMachine:
         self._counters = counters
         self._attempts: dict[int, _Attempts] = {}
         self.failovers = 0
-        self._moves: dict[int, _Move] = {}  # by group
+        self._moves: dict[int, _WantedCopy] = {}  # by group
 
     # Current state.
 
@@ -144,7 +144,7 @@ class CopyMachine:
         move = self._move_of(group.group)
         return group.backup if move and move.behind_backup and group.backup else group.primary
 
-    def _move_of(self, group: int) -> _Move | None:
+    def _move_of(self, group: int) -> _WantedCopy | None:
         move = self._moves.get(group)
         return move if move and move.generation == self._generation else None
 
@@ -280,7 +280,7 @@ class CopyMachine:
             server: member id of the server; empty if it may be any.
             behind_backup: whether the copy follows the backup instead, because the primary moves there.
         """
-        self._moves[group] = _Move(self._generation, server, behind_backup)
+        self._moves[group] = _WantedCopy(self._generation, server, behind_backup)
 
     def stay(self, group: int) -> None:
         """Ends the wish to move a group. A copy that was begun stays."""

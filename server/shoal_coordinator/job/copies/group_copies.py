@@ -1,7 +1,7 @@
 """The copies of one lock group, as the coordinator has decided them (no I/O).
 
 A group has a primary and perhaps a backup. A third copy grows while copies move, so that two are complete at each
-moment (docs/decisions/0087): the primary makes one that replaces its backup, or the backup makes one that will be its
+moment (docs/decisions/0088): the primary makes one that replaces its backup, or the backup makes one that will be its
 own backup when it becomes the primary.
 """
 

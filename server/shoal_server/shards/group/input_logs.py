@@ -1,6 +1,6 @@
 """Input logs: the logs of all copies that a lock group keeps, as one: it numbers inputs, and holds answers for all.
 
-A group has one log at most, except while copies move (docs/decisions/0087).
+A group has one log at most, except while copies move (docs/decisions/0088).
 """
 
 from collections import deque

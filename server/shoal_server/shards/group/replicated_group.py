@@ -2,7 +2,7 @@
 
 A backup has the same lock, state machine and shards as a primary. It gets its events from the primary, tells nobody of
 their effects, and refuses all calls. Before it becomes the primary, it may get a backup of its own, to which it sends
-the events on (docs/decisions/0087).
+the events on (docs/decisions/0088).
 """
 
 from collections.abc import Callable, Iterable, Sequence

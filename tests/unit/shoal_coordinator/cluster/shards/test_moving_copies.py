@@ -316,7 +316,7 @@ class TestAPrimaryIsHandedOver:
 
 class TestGroupsMoveToAServerThatComes:
     def running(self, *more: str) -> Rig:
-        """A job with groups on two servers, of which the third one gets a share."""
+        """A job whose groups are all on s0, and that has more servers."""
         rig = Rig(replace(KEEPING, smallest_move_bytes=1)).servers("s0", "s1").workers("w0", "w1")
         rig.submit(job(replicas=2, shards=2))
         rig.start("a", "w0", "w1", variables={name: Variable((8, 4)) for name in "uv"}).pass_time(SETTLED_S)

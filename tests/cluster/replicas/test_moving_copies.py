@@ -11,6 +11,7 @@ import pytest
 
 import shoal
 from shoal.status import JobState
+from support import run_lengths
 from support.clusters.local import QUICK, Mended
 from support.training.exact_training import ExactTraining, exact_training
 from support.waiting import wait_until
@@ -44,7 +45,7 @@ def roles(training: ExactTraining) -> dict[str, str]:
     return {"primary": shard.server, "backup": shard.backup, "next": other}
 
 
-def signal_to(cluster: shoal.LocalCluster, server: str, number: int) -> None:
+def signal_to(cluster: shoal.LocalCluster, server: str, number: signal.Signals) -> None:
     cluster.process("server", SERVERS.index(server)).send_signal(number)
 
 
@@ -52,9 +53,12 @@ def await_copy(training: ExactTraining, term: int) -> None:
     wait_until(lambda: training.placement.shards[0].term > term, what="the beginning of a copy")
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("drained", ["primary", "backup"])
-@pytest.mark.parametrize("killed", ["primary", "backup", "next"])
+KILLS = [(drained, killed) for drained in ("primary", "backup") for killed in ("primary", "backup", "next")]
+CASES = [(drained, killed, mode) for drained, killed in KILLS for mode in MODES]
+
+
+# In the short form, each kill in one of the modes.
+@pytest.mark.parametrize(("drained", "killed", "mode"), run_lengths.size([*CASES[::4], *CASES[3::4]], CASES))
 def test_no_acknowledged_update_is_lost_with_a_server(
     cluster: shoal.LocalCluster, drained: str, killed: str, mode: str
 ) -> None:
