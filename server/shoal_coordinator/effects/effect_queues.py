@@ -7,6 +7,7 @@ from shoal_coordinator.messages import (
     AddBackup,
     AdmitWorker,
     CommitCheckpoint,
+    DropBackup,
     DropCopy,
     Effect,
     ProbeServer,
@@ -19,14 +20,16 @@ from shoal_coordinator.messages import (
 def queue_of(effect: Effect) -> tuple[str, str]:
     """Returns the key of the queue that an effect waits in: the name of its job, and what it may wait for long.
 
-    `Promote` and `DropBackup` are in the same queue as what follows from them: a server must be the primary before it
-    admits or removes workers.
+    `Promote` is in the same queue as what follows from it: a server must be the primary before it admits or removes
+    workers. `DropBackup` is not, because a call that admits a worker may wait for it.
     """
     match effect:
         case ScanCheckpoints() | CommitCheckpoint():
             return effect.job.name, "storage"
         case AddBackup() | SplitGroup():
             return effect.job.name, f"copy of {effect.group}"
+        case DropBackup():
+            return effect.job.name, f"backup of {effect.group}"
         case DropCopy():
             return effect.job.name, f"free {effect.group} on {effect.server.member}"
         case ProbeServer():

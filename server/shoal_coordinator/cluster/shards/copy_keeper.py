@@ -23,6 +23,7 @@ from shoal_coordinator.messages import (
     GroupTold,
     JobRef,
     ProbeServer,
+    Promote,
     ServerProbed,
     ServerRef,
     TakeCut,
@@ -200,6 +201,8 @@ class CopyKeeper:
         self._emit(effects)
         if job.servers != before:
             self._redirect(job, server.id, now)
+        else:
+            self._follow_promotions(job, effects)
         return True
 
     def _redirect(self, job: JobMachine, former: str, now: float) -> None:
@@ -273,7 +276,18 @@ class CopyKeeper:
             f"servers {sender.member} and {receiver.member} do not reach each other "
             f"({report.reason or 'no reason given'})"
         )
-        self._emit(job.copies.give_up(group.group, report.term, reason, now))
+        self._end_copy(job, group.group, report.term, reason, now)
+
+    def _end_copy(self, job: JobMachine, group: int, term: int, reason: str, now: float) -> None:
+        effects = job.copies.give_up(group, term, reason, now)
+        self._emit(effects)
+        self._follow_promotions(job, effects)
+
+    def _follow_promotions(self, job: JobMachine, effects: Iterable[Effect]) -> None:
+        """Queues the effects that need a new primary after its promotion again, which replaces an earlier one."""
+        for effect in effects:
+            if isinstance(effect, Promote):
+                self._emit(self._pending_effects.take_for(job.ref, effect.server.member, job.servers))
 
     def _stale_copies(self, member: Member, broken: Iterable[BrokenReplica]) -> Iterator[Effect]:
         """Yields effects that free the reported copies of earlier terms on a server that should have no copy."""
@@ -297,7 +311,7 @@ class CopyKeeper:
 
     def _backup_failed(self, event: BackupFailed, now: float) -> None:
         if job := self._job_of_outcome(event.effect, event.job):
-            self._emit(job.copies.give_up(event.group, event.term, event.reason, now))
+            self._end_copy(job, event.group, event.term, event.reason, now)
 
     def _group_told(self, event: GroupTold, now: float) -> None:
         if job := self._job_of_outcome(event.effect, event.job):

@@ -249,7 +249,8 @@ def test_a_dead_server_does_not_answer_a_probe(bench: Bench) -> None:
 
 def test_workers_are_admitted_after_a_promotion() -> None:
     promotion = Promote(A, 4, 2, 7, OTHER)
-    assert queue_of(promotion) == queue_of(DropBackup(A, 4, 2, 7, OTHER)) == queue_of(AdmitWorker(A, "w", 1, 0, 1, ()))
+    assert queue_of(promotion) == queue_of(AdmitWorker(A, "w", 1, 0, 1, ()))
+    assert queue_of(promotion) != queue_of(DropBackup(A, 4, 2, 7, OTHER)), "a call that admits a worker may wait for it"
     assert queue_of(AddBackup(A, 4, 2, 7, OTHER, OTHER)) != queue_of(AddBackup(A, 4, 3, 7, OTHER, OTHER))
     assert queue_of(ProbeServer(A, OTHER, 1, 0.0)) != queue_of(promotion)
 

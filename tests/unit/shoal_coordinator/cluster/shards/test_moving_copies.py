@@ -13,6 +13,7 @@ from shoal_coordinator.cluster.shards.rebalancer import PAUSE_S, SETTLED_S
 from shoal_coordinator.job import GroupCopies
 from shoal_coordinator.messages import (
     AddBackup,
+    AdmitWorker,
     DropBackup,
     DropCopy,
     ProbeServer,
@@ -397,3 +398,16 @@ def test_any_server_may_die_at_any_moment_of_a_drain(data: st.DataObject) -> Non
         rig.pass_time(1)
     assert rig.status("a").restarts == 0
     assert rig.state("a") is JobState.RUNNING
+
+
+def test_workers_are_admitted_after_the_last_of_two_promotions() -> None:
+    rig = running("n", max_workers=3).workers("w2")
+    rig.describe("a", "w2", VARIABLES)
+    rig.enter("a", "w2")
+    admission = pending(rig, AdmitWorker)
+    rig.drain("p")
+    done(rig, pending(rig, AddBackup))
+    rig.break_replica("b", "a", 0, term=group(rig).backup_term, sends=True)
+    told = [it for it in rig.machine.pending_effects if isinstance(it, AdmitWorker | Promote)]
+    assert [type(it) for it in told] == [Promote, AdmitWorker]
+    assert told[1].servers == (group(rig).primary,) != admission.servers
