@@ -91,6 +91,7 @@ class Backups:
             link = self._by_group.get((request.job, request.group))
         if link and link.group is group:
             group.check_term(request.term)
+            group.keep_copy(request.keeps_term)  # inputs in progress may wait for another one
             link.stop()
             if not link.complete:
                 raise errors.Moved(f"{request.job}: this server has no complete copy of lock group {request.group}")

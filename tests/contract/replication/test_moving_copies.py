@@ -3,6 +3,8 @@
 Server 0 has the primary, server 1 its backup, and server 2 gets the next copy.
 """
 
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -165,6 +167,38 @@ class TestAPrimaryIsHandedOver:
             assert step(again, 1) == "accepted"
         rig.copy(4, to=2)
         rig.check_same(2)
+
+    def test_and_inputs_that_wait_for_a_lost_copy_hold_up_no_promotion(self, rig: Replicas) -> None:
+        rig.copy(2, to=2, sender=1, as_backup=True)
+        with rig.client("w0") as worker, ThreadPoolExecutor(1) as pool:
+            step(worker, 0)
+            [log] = rig.group(1).logs
+            sending, ended = threading.Event(), threading.Event()
+
+            class Stuck:
+                """A connection to a server that does not read."""
+
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(sender, name)
+
+                def gradient(self, payload: Any) -> int:
+                    sending.set()
+                    assert ended.wait(20)
+                    return 0
+
+                def close(self) -> None:
+                    ended.set()
+                    sender.close()
+
+            sender, log.sender = log.sender, Stuck()
+            pushed = pool.submit(step, worker, 1)
+            assert sending.wait(10)
+            begun = time.monotonic()
+            rig.promote(3, server=1)
+            assert time.monotonic() - begun < 10
+            rig.drop_copy(0, 3)
+            acknowledged = not pushed.exception() and pushed.result() == "accepted"
+            assert rig.group(1).version >= 1 + acknowledged
 
     def test_but_not_by_a_server_in_another_role(self, rig: Replicas) -> None:
         with pytest.raises(errors.Moved, match="no complete backup of lock group 0"):

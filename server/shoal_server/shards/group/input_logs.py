@@ -76,7 +76,7 @@ class InputLogs:
 
     def send_gradient(self, payload: Payload) -> None:
         """Sends the arrays of a push to the copies that lack them. Called before it is staged, without the lock."""
-        for log in self:
+        for _, log in self._logs:
             if log.lacks_gradient(payload):
                 log.send_gradient(payload)
 
@@ -105,17 +105,17 @@ class InputLogs:
 
     def lacks(self, event: events.LockGroupEvent) -> bool:
         """Returns whether an input stages arrays that `send_gradient` has not sent to all copies."""
-        return any(log.lacks(event) for log in self)
+        return any(log.lacks(event) for _, log in self._logs) if self._logs else False
 
     def drop_gradient(self, payload: Payload) -> None:
         """Forgets the arrays of a push that was not staged."""
-        for log in self:
+        for _, log in self._logs:
             log.drop_gradient(payload)
 
     def add(self, event: events.LockGroupEvent) -> None:
         """Numbers an input that the machine has taken, and that has all its arrays. With the lock of the group."""
         self._number += 1
-        for log in self:
+        for _, log in self._logs:
             log.add(event)
 
     def add_hash(self, values_hash: Callable[[], int]) -> None:
@@ -124,19 +124,19 @@ class InputLogs:
         Args:
             values_hash: returns it.
         """
-        if runs := [log for log in self if log.runs]:
+        if runs := [log for _, log in self._logs if log.runs]:
             number = values_hash()
             for log in runs:
                 log.add_hash(number)
 
     def flush(self) -> None:
         """Sends the inputs that were added."""
-        for log in self:
+        for _, log in self._logs:
             log.flush()
 
     def flush_at_once(self) -> None:
         """Sends the inputs that were added if that needs no wait. May be called with the lock of the group."""
-        for log in self:
+        for _, log in self._logs:
             log.flush_at_once()
 
     # Answers.
@@ -180,7 +180,7 @@ class InputLogs:
 
     def close(self) -> None:
         """Refuses all answers that wait, because the group is closed."""
-        for log in self:
+        for _, log in self._logs:
             log.close()
 
 

@@ -315,6 +315,19 @@ class ReplicatedGroup(GroupShell):
             "its primary, so it was dropped. Please report this, with the logs of both servers"
         )
 
+    def keep_copy(self, term: int) -> None:
+        """Ends the copies of this backup except one, before its promotion. If it is the primary, nothing changes.
+
+        Args:
+            term: the term of the complete copy that stays; 0 for none.
+
+        Raises:
+            Moved: there is no such copy.
+        """
+        with self._lock:
+            ended = self._keep(term) if self.follows and not self._closed else []
+        _end(ended)
+
     def promote(self, term: int, keeps: int = 0) -> int:
         """Makes this backup the primary. The connection of the old primary has ended.
 
