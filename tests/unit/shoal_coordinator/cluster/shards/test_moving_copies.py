@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal import errors
+from shoal._security import AccessRole, Principal
 from shoal.status import JobState
 from shoal.variables import Variable
 from shoal_coordinator.cluster.shards.rebalancer import PAUSE_S, SETTLED_S
 from shoal_coordinator.job import GroupCopies
+from shoal_coordinator.member_holders import check_assigned
 from shoal_coordinator.messages import (
     AddBackup,
     AdmitWorker,
@@ -411,3 +414,14 @@ def test_workers_are_admitted_after_the_last_of_two_promotions() -> None:
     told = [it for it in rig.machine.pending_effects if isinstance(it, AdmitWorker | Promote)]
     assert [type(it) for it in told] == [Promote, AdmitWorker]
     assert told[1].servers == (group(rig).primary,) != admission.servers
+
+
+def test_a_backup_gets_tickets_only_while_it_makes_a_copy() -> None:
+    rig, server = running("n"), Principal("servers", AccessRole.SERVER)
+    check_assigned(rig.machine, server, "a", "p")
+    with pytest.raises(errors.Forbidden, match="only for servers with shards of a"):
+        check_assigned(rig.machine, server, "a", "b")
+    copied(rig, "p")
+    check_assigned(rig.machine, server, "a", "b")
+    with pytest.raises(errors.Forbidden):
+        check_assigned(rig.machine, server, "a", "n")
