@@ -11,6 +11,7 @@ from simulation.nodes import CoordinatorNode, ServerNode, WorkerNode, World
 from simulation.places import Places
 from simulation.plan import COORDINATOR, LIMIT_S, Fault, FaultKind, Plan, server_names, worker_names
 from simulation.scheduler import Scheduler
+from simulation.second_copies import SecondCopies
 
 # Seconds of simulated time in which a job completes after the last fault.
 COMPLETES_S = 120.0
@@ -64,6 +65,11 @@ class Simulation:
         if plan.moves:
             self.world.holds_end, self.world.check_drained = self.places.holds_end, self.places.check_drained
 
+        self._check_copies: Callable[[], object] = bool
+        if plan.replicas > 1:
+            copies = SecondCopies(self.coordinator, self.servers)
+            self.world.watch_decision, self._check_copies = copies.watch, copies.check_held
+
     def run(self) -> Result:
         """Runs until the job ends, or an invariant is broken."""
         scheduler = self.scheduler
@@ -98,6 +104,7 @@ class Simulation:
         )
 
     def _after_each(self) -> None:
+        self._check_copies()
         self._trace.update(b"%.6f" % self.scheduler.now)
 
     def _check_end(self, completes: bool) -> None:

@@ -144,23 +144,30 @@ class CollectFiles:
 
 @dataclass(frozen=True)
 class AddBackup:
-    """Makes the primary of a lock group copy it to another server. The reply says whether the copy is complete."""
+    """Makes the primary of a lock group, or its backup, copy it to another server.
+
+    The reply says whether the copy is complete.
+    """
 
     job: str
     generation: int
     group: int
     term: int
     backup: str
+    keeps_term: int = 0
+    as_backup: bool = False
 
 
 @dataclass(frozen=True)
 class DropBackup:
-    """Makes the primary of a lock group continue alone."""
+    """Makes the primary of a lock group continue alone, or with one backup. Also ends the copy of a backup."""
 
     job: str
     generation: int
     group: int
     term: int
+    keeps_term: int = 0
+    as_backup: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,12 +193,13 @@ class DropCopy:
 
 @dataclass(frozen=True)
 class Promote:
-    """Makes a backup the primary."""
+    """Makes a backup the primary. It keeps the copy of its own that was begun in `keeps_term`."""
 
     job: str
     generation: int
     group: int
     term: int
+    keeps_term: int = 0
 
 
 @dataclass(frozen=True)

@@ -201,25 +201,30 @@ def moving(plan: Plan) -> Plan:
     if plan.norms or draw.random() < 0.6:
         return plan
     joins, drains = draw.choice(((1, 0), (1, 0), (2, 0), (0, 1), (1, 1), (1, 1), (1, 2)))
-    servers = plan.servers + joins
+    replicated = draw.random() < 0.5
+    first = max(plan.servers, 3) if replicated and draw.random() < 0.8 else plan.servers  # a third copy needs a place
+    servers = first + joins
     names = server_names(servers)
-    comings = [Fault(draw.uniform(1.0, 5.0), FaultKind.JOIN, name, 0.0) for name in names[plan.servers :]]
+    comings = [Fault(draw.uniform(1.0, 5.0), FaultKind.JOIN, name, 0.0) for name in names[first:]]
     goings = [_going(draw, names) for _ in range(drains)]
     kept = [replace(it, at=0.7 * it.at, seconds=min(it.seconds, 4.0)) for it in plan.faults]
     added = [*comings, *goings]
     drained = sum(it.kind is FaultKind.DRAIN for it in goings)
-    if draw.random() < 0.7:
+    replicas = 2 if replicated and servers - drained > 1 else 1
+    if replicas > 1 and servers > 2 and draw.random() < 0.4:
+        added += _chain_race(draw, draw.choice(added), names)
+    elif draw.random() < 0.7:
         added += _moving_race(draw, draw.choice(added), names, worker_names(plan.workers))
     split = plan.servers
     return replace(
         plan,
         servers=servers,
-        replicas=2 if servers - drained > 1 and draw.random() < 0.5 else 1,
+        replicas=replicas,
         moves=True,
         step_s=0.2,
         copy_s=draw.choice((0.1, 0.5, 2.0)),
         samples=draw.choice((32, 45)),
-        paces=(*plan.paces[:split], *(draw.uniform(0.95, 1.05) for _ in comings), *plan.paces[split:]),
+        paces=(*plan.paces[:split], *(draw.uniform(0.95, 1.05) for _ in names[split:]), *plan.paces[split:]),
         faults=in_order([*kept, *added]),
     )
 
@@ -295,6 +300,15 @@ def _moving_race(draw: random.Random, change: Fault, names: list[str], workers: 
     kind = draw.choice((FaultKind.CRASH, FaultKind.CRASH, FaultKind.PARTITION, FaultKind.STOP, FaultKind.LINK))
     other = draw.choice([name for name in (*names, COORDINATOR) if name != target]) if kind is FaultKind.LINK else ""
     return [Fault(at, kind, target, draw.uniform(0.05, 5.0), other)]
+
+
+def _chain_race(draw: random.Random, change: Fault, names: list[str]) -> list[Fault]:
+    """Two servers do not reach each other while others hand lock groups over to them, and one of the two dies."""
+    first, second = draw.sample([name for name in names if name != change.target], 2)
+    wait_s = 3.0 if change.kind is FaultKind.JOIN else 0.0
+    at = change.at + wait_s + draw.uniform(0.1, 2.5)
+    link = Fault(at, FaultKind.LINK, first, draw.uniform(2.0, 5.0), second)
+    return [link, Fault(at + draw.uniform(0.2, 1.5), FaultKind.CRASH, first, draw.uniform(0.5, 3.0))]
 
 
 def _failover_race(draw: random.Random, plan: Plan) -> tuple[Fault, ...]:

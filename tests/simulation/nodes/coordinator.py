@@ -77,6 +77,10 @@ class CoordinatorNode(Node):
         except errors.UnknownJob:
             return None
 
+    def machine_time(self) -> float:
+        """Returns the time that the state machine is told, in seconds."""
+        return self._now()
+
     def request_checkpoint(self) -> None:
         """Lets a user ask for a checkpoint now."""
         if self.life:
@@ -111,12 +115,14 @@ class CoordinatorNode(Node):
         """Feeds an event to the machine, and waits until the decision is durable."""
         answer: Future[events.R] = Future()
         effects: list[Effect] = []
+        check = self.world.watch_decision(event)
         try:
             result, effects = self.machine.handle(event, self._now())
             answer.set(result)
         except errors.ShoalError as error:
             answer.fail(error)
         self.machine.validate()
+        check()
         decided = self._note(effects)
         self._look_at_job(event)
         await self._durably(decided)

@@ -4,7 +4,10 @@ It does what `shoal_server.replication` and `ShardStore` do. `InputLog`, which d
 messages of the inputs are those of the product.
 """
 
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +24,20 @@ if TYPE_CHECKING:
     from simulation.nodes.server import ServerNode
 
 
+# The part of the inputs that a backup carries out when they arrive. The others wait for some seconds, at most.
+_CARRIED_OUT_AT_ONCE, _CARRY_OUT_S = 0.8, 0.01
+
+
 class PrimaryLink:
-    """The primary's end of the connection to a backup. It is the sender of the log.
+    """The primary's end of the connection to a backup, or the backup's to the next one. It is the sender of the log.
 
     Args:
         node: the server.
-        group: the primary.
+        group: the primary, or the backup that makes a copy of its own.
         request: the call of the coordinator.
 
     Attributes:
-        group: the primary.
+        group: as given.
         log: the log of the group.
         failure: why the copy has failed; None if it has not.
     """
@@ -43,7 +50,8 @@ class PrimaryLink:
         self._end = LaneEnd(node.process, self.log.copied, self._on_broken)
         self._other: LaneEnd | None = None
         self._pending: list[tuple[int, events.LockGroupEvent, int]] = []
-        self._gradients, self._tickets, self._closed = count(1), dict[Any, int](), False
+        self._gradients, self._tickets, self._last_ticket = count(1), dict[Any, int](), 0
+        self._closed = False
 
     async def run(self) -> None:
         """Makes the copy."""
@@ -51,7 +59,7 @@ class PrimaryLink:
         hello = messages.ReplicaHello(self.group.config, request.term, node.name, node.incarnation, self._connect)
         try:
             await node.call(request.backup, hello)
-            start = await self.group.begin_copy(self.log)
+            start = await self.group.begin_copy(self.log, request.keeps_term, as_backup=request.as_backup)
         except errors.ShoalError as error:
             self._fail(error)
             return
@@ -113,7 +121,13 @@ class PrimaryLink:
         return next(self._gradients)
 
     def ticket(self, ticket: object) -> int:
-        return self._tickets.setdefault(ticket, len(self._tickets) + 1)
+        if isinstance(ticket, int):  # of a backup, which has the numbers of its primary
+            self._last_ticket = max(self._last_ticket, ticket)
+            return ticket
+        if ticket not in self._tickets:
+            self._last_ticket += 1
+            self._tickets[ticket] = self._last_ticket
+        return self._tickets[ticket]
 
     def close(self) -> None:
         self._closed = True
@@ -122,7 +136,9 @@ class PrimaryLink:
 
 
 class BackupLink:
-    """The backup's end of the connection from a primary.
+    """The backup's end of the connection from a primary, or from its backup.
+
+    Like the thread of the product, it may have confirmed inputs that it carries out a moment later.
 
     Args:
         node: the server.
@@ -139,6 +155,9 @@ class BackupLink:
         self._start: CopyStart | None = None
         self._gradients: dict[int, messages.PushName] = {}
         self._early: list[replica_pb2.ReplicaInput] = []
+        # Inputs to carry out, each with its number and whether it was confirmed.
+        self._arrived: deque[tuple[replica_pb2.ReplicaInput, int, bool]] = deque()
+        self._works = False  # whether a task carries them out
         self._last = 0
         self._end = LaneEnd(node.process, self._receive, self._on_broken)
         self._lane: Lane = hello.connect(self._end)
@@ -146,8 +165,11 @@ class BackupLink:
     def stop(self) -> None:
         """Ends the connection. The inputs that have arrived are carried out."""
         self._lane.close(self._end.life)
+        with suppress(errors.UnknownJob, errors.Moved):  # it was dropped, or promoted
+            self._carry_out_all()
 
     def _on_broken(self, why: str) -> None:
+        self.stop()
         self._node.copies.ended(self, why)
 
     def _receive(self, message: tuple[str, Any]) -> None:
@@ -163,17 +185,16 @@ class BackupLink:
                 case "inputs":
                     self._take(content)
         except (errors.UnknownJob, errors.Moved) as error:  # it was dropped, or promoted
-            self.stop()
             self._on_broken(error.message)
 
     def _load(self) -> None:
         assert self._start
+        told = self.group.arrive(self._last)
         self.group.load(self._start, self._node.mode_for(self.group.config))
         self.complete = True
-        self._confirm()
+        self._confirm(self._last)
         early, self._early = self._early, []
-        for it in early:
-            self._carry_out(it)
+        self._add(early, told=told)
 
     def _take(self, it: replica_pb2.ReplicaInput) -> None:
         if it.number:
@@ -182,17 +203,50 @@ class BackupLink:
         if not self.complete:
             self._early.append(it)
             return
-        self._confirm()
-        self._carry_out(it)
+        told = self.group.arrive(bool(it.number))
+        if told:
+            self._confirm(self._last)
+        self._add([it], told=told)
 
-    def _carry_out(self, it: replica_pb2.ReplicaInput) -> None:
+    def _add(self, inputs: list[replica_pb2.ReplicaInput], *, told: bool) -> None:
+        """Carries out inputs, at once or soon."""
+        self._arrived.extend((it, self._last, told) for it in inputs)
+        random = self._node.scheduler.random.random
+        if not self._works and random() < _CARRIED_OUT_AT_ONCE:
+            self._carry_out_all()
+        elif not self._works:
+            self._works = True
+            self._node.scheduler.spawn(self._end.life, self._work(_CARRY_OUT_S * random()))
+
+    async def _work(self, seconds: float) -> None:
+        try:
+            while self._arrived:
+                await self._node.sleep(seconds)
+                if self._arrived:
+                    self._carry_out(*self._arrived.popleft())
+        except (errors.UnknownJob, errors.Moved) as error:
+            self._on_broken(error.message)
+        finally:
+            self._works = False
+
+    def _carry_out_all(self) -> None:
+        while self._arrived:
+            self._carry_out(*self._arrived.popleft())
+
+    def _carry_out(self, it: replica_pb2.ReplicaInput, last: int, told: bool) -> None:  # noqa: FBT001 - of a tuple
         if it.WhichOneof("input") == "gradient_dropped":
             del self._gradients[it.gradient_dropped]
         else:
-            self.group.follow(decode_input(it, self._gradients.pop))
+            self.group.follow(decode_input(it, self._gradients.pop), told=told)
+        if not told:
+            self.when_followed(partial(self._confirm, last))
 
-    def _confirm(self) -> None:
-        self._lane.send(self._lane.other(self._end), self._last)
+    def when_followed(self, confirm: Callable[[], object]) -> None:
+        """Calls a function when the backup's own copy has all inputs. A planted bug does not wait."""
+        self.group.when_copied(confirm)
+
+    def _confirm(self, number: int) -> None:
+        self._lane.send(self._lane.other(self._end), number)
 
 
 class Copies:
@@ -204,59 +258,64 @@ class Copies:
 
     def __init__(self, node: "ServerNode") -> None:
         self._node = node
-        self._to_backups: dict[tuple[str, int], PrimaryLink] = {}  # to backups, by job and number of the group
-        self._from_primaries: dict[tuple[str, int], BackupLink] = {}  # from primaries
+        # To backups, by job and number of the group, then by the term in which the copy was begun.
+        self._to_backups: dict[tuple[str, int], dict[int, PrimaryLink]] = {}
+        self._from_primaries: dict[tuple[str, int], BackupLink] = {}
 
     def add(self, request: messages.AddBackup) -> bool:
         """Begins to copy a group to another server, unless that was done. Returns whether the copy is complete."""
-        group, key = (
-            self._node.hosted.group(request.job, request.generation, (request.group,)),
-            (request.job, request.group),
-        )
+        group, key = self._group(request), (request.job, request.group)
         group.check_term(request.term)
-        link = self._to_backups.get(key)
-        if link and link.log.term > request.term:
+        links = self._to_backups.get(key, {})
+        if max(links, default=0) > request.term:
             raise errors.Moved(f"there is a later decision about lock group {request.group}")
-        decision = request.term, request.backup
-        if link is None or (link.log.term, link.log.server) != decision or link.group is not group:
-            link = self._to_backups[key] = PrimaryLink(self._node, group, request)
+        link = links.get(request.term)
+        if link is None or link.log.server != request.backup or link.group is not group:
+            link = PrimaryLink(self._node, group, request)
+            kept = {term: it for term, it in links.items() if term == request.keeps_term}
+            self._to_backups[key] = {**kept, request.term: link}
             self._node.scheduler.spawn(self._node.process, link.run())
         if link.failure and link.log.state is not CopyState.BROKEN:
-            del self._to_backups[key]
+            del self._to_backups[key][request.term]
             raise link.failure
         return link.log.complete
 
     def drop(self, request: messages.DropBackup) -> None:
-        """Continues without the backup of a group."""
-        self._node.hosted.group(request.job, request.generation, (request.group,)).end_copy(request.term)
-        link = self._to_backups.get((request.job, request.group))
-        if link and link.log.term < request.term:
-            self._to_backups.pop((request.job, request.group)).log.end()
+        """Continues without the backup of a group, or only with the one that the request names."""
+        self._group(request).end_copy(request.term, request.keeps_term, as_backup=request.as_backup)
+        for link in self._take_earlier(request, request.keeps_term):
+            link.log.end()
 
     def drop_copy(self, request: messages.DropCopy) -> None:
         """Frees this server's copy of a group, if it is of an earlier term."""
         group = self._node.hosted.held(request.job).get(request.group)
         if group and group.generation == request.generation and group.leave(request.term):
             self._node.hosted.remove(group)
-        link = self._to_backups.get((request.job, request.group))
-        if link and link.log.term < request.term:
-            self._to_backups.pop((request.job, request.group)).close()
+        for link in self._take_earlier(request):
+            link.close()
+
+    def _group(self, request: messages.AddBackup | messages.DropBackup | messages.Promote) -> Replica:
+        return self._node.hosted.numbered(request.job, request.generation, request.group)
+
+    def _take_earlier(
+        self, request: messages.DropBackup | messages.DropCopy, keeps: int | None = None
+    ) -> list[PrimaryLink]:
+        """Forgets the connections of a group that are of earlier terms than a request, except one. Returns them."""
+        links = self._to_backups.get((request.job, request.group), {})
+        return [links.pop(term) for term in [*links] if term < request.term and term != keeps]
 
     def promote(self, request: messages.Promote) -> None:
         """Makes a backup the primary."""
-        group = self._node.hosted.held(request.job).get(request.group)
-        if group is None:
-            raise errors.UnknownShard(f"{self._node.name} does not have lock group {request.group}")
-        if group.generation != request.generation:
-            raise errors.StaleGeneration(f"{self._node.name} has generation {group.generation}")
+        group = self._group(request)
         link = self._from_primaries.get((request.job, request.group))
         if link and link.group is group:
             group.check_term(request.term)
+            group.keep_copy(request.keeps_term)
             link.stop()
             self.ended(link, "this server is the primary now")
             if not link.complete:
                 raise errors.Moved(f"{self._node.name} has no complete copy of lock group {request.group}")
-        group.promote(request.term)
+        group.promote(request.term, request.keeps_term)
 
     def accept(self, hello: messages.ReplicaHello) -> None:
         """Makes the memory of a backup. It replaces a backup of an earlier term."""
@@ -273,7 +332,7 @@ class Copies:
                 group.check_replaceable(hello.term)
         group = self._node.new_group(hello.config, follows=hello.term)
         try:
-            link = BackupLink(self._node, group, hello)
+            link = self._node.link_class(self._node, group, hello)
         except errors.ShoalError:
             group.close()
             raise
@@ -294,13 +353,14 @@ class Copies:
             return
         if self._node.hosted.held(group.config.job).get(group.number) is group:
             group.lose_primary(why)
-        if group.broken_replica:
+        if any(not it.primary for it in group.broken_replicas):
             self._node.wake()
 
     def forget(self, job: str) -> None:
         """Forgets the connections of a job whose shards were dropped."""
         for key in [key for key in self._to_backups if key[0] == job]:
-            self._to_backups.pop(key).close()
+            for link in self._to_backups.pop(key).values():
+                link.close()
 
 
 __all__ = ["BackupLink", "Copies", "PrimaryLink"]

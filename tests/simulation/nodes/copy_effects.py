@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 
 async def add_backup(tasks: "EffectTasks", effect: AddBackup) -> BackupMade | BackupFailed:
-    """Makes the primary of a group copy it, and waits until the copy is complete."""
+    """Makes the primary of a group, or its backup, copy it, and waits until the copy is complete."""
     about = effect.job.name, effect.generation, effect.group, effect.term
-    request, poll_s = messages.AddBackup(*about, effect.backup.member), FIRST_POLL_S
+    request = messages.AddBackup(*about, effect.backup.member, effect.keeps_term, effect.as_backup)
+    poll_s = FIRST_POLL_S
     while True:
         tasks.check_wanted(effect, effect.server)
         try:
@@ -41,9 +42,11 @@ async def add_backup(tasks: "EffectTasks", effect: AddBackup) -> BackupMade | Ba
 
 
 async def tell(tasks: "EffectTasks", effect: DropBackup | Promote) -> GroupTold:
-    """Tells a server that it is the primary of a group, without a backup."""
-    kind = messages.Promote if isinstance(effect, Promote) else messages.DropBackup
-    await tasks.call(effect, kind(effect.job.name, effect.generation, effect.group, effect.term))
+    """Tells a server which copies of a group it has to keep: that it is the primary, or which backup it has."""
+    about = effect.job.name, effect.generation, effect.group, effect.term, effect.keeps_term
+    drops = isinstance(effect, DropBackup)
+    request = messages.DropBackup(*about, effect.as_backup) if drops else messages.Promote(*about)
+    await tasks.call(effect, request)
     return GroupTold(effect.job, effect.group, effect.term, effect=effect.number)
 
 

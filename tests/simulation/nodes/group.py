@@ -6,7 +6,8 @@ from typing import Any
 
 from shoal import errors
 from shoal_server.shards.group.commit_gate import HOLD_S
-from shoal_server.shards.group.input_log import COPY_WAIT_S, CopyState, InputLog
+from shoal_server.shards.group.input_log import COPY_WAIT_S, CopyState
+from shoal_server.shards.group.input_logs import InputLogs
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.mode import Apply, Fold
 from shoal_server.shards.machine.state import GroupState
@@ -19,7 +20,7 @@ class Group:
     """A lock group of a job on one server: the primary or, if `follows` is set, the backup of another server's.
 
     It does what `GroupShell`, `LockGroup` and `CommitGate` do, without threads. `ReplicatedGroup` is in
-    `simulation.nodes.replica`. Answers leave through the product's `InputLog`.
+    `simulation.nodes.replica`. Answers leave through the product's `InputLogs`.
 
     Args:
         server: name of the server.
@@ -32,7 +33,7 @@ class Group:
     Attributes:
         shards: its shards.
         number: names the group in its job: the smallest index of its shards.
-        logs: the logs of the backups; empty if there are none.
+        logs: the logs of the copies that get inputs from here.
         term: the term of the primary, as far as known.
     """
 
@@ -48,7 +49,7 @@ class Group:
         self.server, self.config, self.generation = server, config, config.generation
         self.shards, self.number = frozenset(config.shards), min(config.shards)
         self.follows, self.term = follows is not None, follows or 0
-        self.logs: list[InputLog] = []
+        self.logs = InputLogs(config.job)
         self._moved = False  # other servers or lock groups have the shards now
         self._use(machine, checker)
         self._scheduler, self._checker = scheduler, checker
@@ -81,20 +82,17 @@ class Group:
         self.check_open()
         payload = event.payload if isinstance(event, events.PushStaged) else None
         if payload:
-            for log in self.logs:
-                log.send_gradient(payload)
+            self.logs.send_gradient(payload)
         try:
             effects = self._advance(event)
         except errors.ShoalError:
             if payload:
-                for log in self.logs:
-                    log.drop_gradient(payload)
+                self.logs.drop_gradient(payload)
             raise
         answers = [answer for effect in effects if (answer := self._answer(effect))]
-        for log in self.logs:
-            log.add(event)
-            log.flush()
-        self._when_copied(partial(_give, answers), partial(self._refuse, answers))
+        self.logs.add(event)
+        self.logs.flush()
+        self.logs.when_copied(self.logs.number, partial(_give, answers), partial(self._refuse, answers))
         if any(isinstance(effect, events.MeasureNorm) for effect in effects):
             effects += self.handle(events.NormMeasured((1.0,)))
         return effects
@@ -131,30 +129,15 @@ class Group:
     def _refuse(self, answers: "list[_Reply]") -> None:
         _give([(tickets, self._gone()) for tickets, _ in answers])
 
-    def _when_copied(self, give: Callable[[], object], refuse: Callable[[], object]) -> None:
-        """Gives an answer when all backups have the last input; refuses it if the group is closed before."""
-        waits_for = [(log, log.number) for log in self.logs]
-
-        def go_on() -> None:
-            if waits_for:
-                log, number = waits_for.pop()
-                log.when_copied(number, go_on, refuse)
-            else:
-                give()
-
-        go_on()
-
     async def confirm(self) -> None:
-        """Waits until the backups have all inputs, as `InputLog.wait` does with a thread.
+        """Waits until the backups have all inputs, as `InputLogs.wait` does with a thread.
 
         Raises:
             Moved: it does not get them in time, or the group was closed.
         """
-        if not self.logs:
-            return
         copied: Future[None] = Future()
         moved = errors.Moved(f"{self.config.job}: the backup has not confirmed the call", job=self.config.job)
-        self._when_copied(partial(copied.set, None), partial(copied.fail, moved))
+        self.logs.when_copied(self.logs.number, partial(copied.set, None), partial(copied.fail, moved))
         if not copied.done:
             self._scheduler.after(COPY_WAIT_S, lambda: copied.fail(moved))
             await copied
@@ -205,8 +188,7 @@ class Group:
         self._checker.closed(self)
         for ticket in [] if self.follows else self.machine.abandon_all():  # the tickets of a backup are numbers
             ticket.fail(self._gone())
-        for log in self.logs:
-            log.close()
+        self.logs.close()
         if self.waiting_cut:
             self.waiting_cut.fail(self._gone())
         self._notify()

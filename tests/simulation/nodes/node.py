@@ -38,6 +38,8 @@ class World:
     # In a run with moves: whether the job must not end yet, and the check of a server that was allowed to leave.
     holds_end: Callable[[], bool] = lambda: False
     check_drained: Callable[[str], object] = lambda _: None
+    # Called before the coordinator handles an event. Returns a check of what it has decided.
+    watch_decision: Callable[[Any], Callable[[], object]] = lambda _: bool
 
 
 class Node:

@@ -15,9 +15,10 @@ from shoal_server.shards.machine import events
 from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.mode import Mode
 from shoal_server.shards.machine.state import GroupState
-from simulation.messages import PushName
+from simulation.invariants import Checker
+from simulation.messages import CreateShards, PushName
 from simulation.nodes.group import Group
-from simulation.scheduler import Future
+from simulation.scheduler import Future, Scheduler
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,19 @@ class Replica(Group):
     _split: PendingSplit | None = None  # the split that waits for such a moment
     _loaded = False  # of a backup: whether it has had all values
     _lost_primary = ""
+    _ahead = 0  # of a backup: inputs that the primary believes it has, and that are not carried out yet
+
+    def __init__(
+        self,
+        server: str,
+        config: CreateShards,
+        machine: GroupState,
+        scheduler: Scheduler,
+        checker: Checker,
+        follows: int | None = None,
+    ) -> None:
+        super().__init__(server, config, machine, scheduler, checker, follows)
+        self._followed_term = self.term  # of a backup: the term in which it was begun
 
     def handle(self, event: events.LockGroupEvent) -> list[events.LockGroupEffect]:
         effects = super().handle(event)
@@ -75,16 +89,15 @@ class Replica(Group):
         if self._split:
             self._split.done.fail(self._gone())
 
-    # As a primary.
+    # As the sender of inputs.
 
-    async def begin_copy(self, log: InputLog) -> CopyStart:
+    async def begin_copy(self, log: InputLog, keeps: int = 0, *, as_backup: bool = False) -> CopyStart:
         """Begins a copy for a backup, as soon as the open step has no contribution."""
-        self.check_open()
+        self._check_role(as_backup=as_backup)
         self._take_term(log.term)
-        if any(it.term == log.term and it.state in (CopyState.COMPLETE, CopyState.BROKEN) for it in self.logs):
+        if self.logs.has_complete(log.term):
             raise errors.Moved(f"lock group {self.number} had a complete backup in term {log.term}")
-        self._refuse_pending()
-        self._end_logs()
+        self._keep(keeps)
         started: Future[CopyStart] = Future()
         self._pending = log, started
         self._try_copy()
@@ -95,19 +108,33 @@ class Replica(Group):
         finally:
             self._end_pending(started)
 
-    def end_copy(self, term: int) -> None:
-        """Continues without a backup: answers that wait for it are given."""
-        self.check_open()
-        newest = [self._pending[0]] if self._pending else self.logs
-        if any(log.term >= term for log in newest):
+    def end_copy(self, term: int, keeps: int = 0, *, as_backup: bool = False) -> None:
+        """Continues without a backup, or with one only: answers that wait for others are given."""
+        self._check_role(as_backup=as_backup)
+        logs = [*self.logs, self._pending[0]] if self._pending else [*self.logs]
+        if any(log.term >= term for log in logs):
             return
         self._take_term(term)
-        self._refuse_pending()
-        self._end_logs()
+        self._keep(keeps)
 
-    def _end_logs(self) -> None:
-        logs, self.logs = self.logs, []
-        for log in logs:
+    def keep_copy(self, term: int) -> None:
+        """Ends the copies of this backup except one, before its promotion. If it is the primary, nothing changes."""
+        if self.follows and not self.closed:
+            self._keep(term)
+
+    def _check_role(self, *, as_backup: bool) -> None:
+        if not as_backup:
+            self.check_open()
+        elif self.closed:
+            raise self._gone()
+        elif not self.follows or not self._loaded:
+            raise errors.Moved(f"{self.server} has no complete backup of lock group {self.number}")
+
+    def _keep(self, term: int) -> None:
+        if term and not self.logs.has_complete(term):
+            raise errors.Moved(f"{self.server} has no complete copy of lock group {self.number} of term {term}")
+        self._refuse_pending()
+        for log in self.logs.keep(term):
             log.end()
 
     def leave(self, term: int) -> bool:
@@ -158,7 +185,7 @@ class Replica(Group):
             return number
 
         self.machine.write_to(state, number_of, log.sender.ticket)
-        self.logs = [log]
+        self.logs.begin(log, self._ahead)
         started.set(CopyStart(state, gradients, {name: copy(getattr(self, name)) for name in _VALUES}))
 
     async def split(
@@ -195,7 +222,7 @@ class Replica(Group):
             if term == self.term:
                 raise errors.Moved(f"lock group {self.number} has no shards {shards} any more at term {term}")
             raise errors.BadRequest(f"lock group {self.number} has the shards {sorted(self.shards)}, not {shards}")
-        if self._pending or any(log.state is not CopyState.ENDED for log in self.logs):
+        if self._pending or self.logs.has_backup:
             raise errors.BadRequest(f"lock group {self.number} has a backup; end it with DropBackup first")
 
     def _try_split(self) -> None:
@@ -252,13 +279,33 @@ class Replica(Group):
         self.version = machine.version
         self._loaded = True
 
-    def follow(self, event: events.LockGroupEvent) -> None:
-        """Carries out an event of the primary, and tells nobody."""
+    def arrive(self, inputs: int) -> bool:
+        """Counts inputs that have arrived. Returns whether the primary may be told at once that they have."""
+        tells = not self.logs
+        self._ahead += inputs if tells else 0
+        return tells
+
+    def follow(self, event: events.LockGroupEvent, *, told: bool) -> None:
+        """Carries out an event of the primary, and sends it to this backup's own copy."""
         if self.closed:
             raise self._gone()
         if not self.follows:
             raise errors.Moved(f"{self.server} is the primary of lock group {self.number} now")
+        if isinstance(event, events.PushStaged) and event.payload is not None:
+            self.logs.send_gradient(event.payload)
+        self._ahead -= told
         effects = self._advance(event)
+        self.logs.add(event)
+        self.logs.flush()
+        self._note(event, effects)
+        self._try_copy()
+
+    def when_copied(self, tell: Callable[[], object]) -> None:
+        """Calls a function when this backup's own copy has all events; never if the group closes before."""
+        self.logs.when_copied(self.logs.number, tell, lambda: None)
+
+    def _note(self, event: events.LockGroupEvent, effects: list[events.LockGroupEffect]) -> None:
+        """Does what the calls of a primary do for the checker."""
         match event:
             case events.PushStaged():
                 self.staged[event.worker] = event.payload
@@ -270,34 +317,42 @@ class Replica(Group):
             case events.WorkerReleased():
                 self.released.setdefault((event.worker, event.incarnation), event.committed_steps)
 
-    def promote(self, term: int) -> None:
-        """Makes this backup the primary. The connection of the old primary has ended."""
+    def promote(self, term: int, keeps: int = 0) -> None:
+        """Makes this backup the primary, with a copy of its own. The connection of the old primary has ended."""
         if self.closed:
             raise self._gone()
         if self.follows and not self._loaded:
             raise errors.Moved(f"{self.server} has no complete copy of lock group {self.number}")
         self._take_term(term)
+        self._keep(keeps)
         if not self.follows:
             return
-        self.machine.forget_callers()
+        self._advance(events.CallersForgotten())
+        self.logs.add(events.CallersForgotten())
         self.follows, self._lost_primary = False, ""
         self._checker.promoted(self)
         self.handle(events.FoldsDone())  # the old primary may have ended before it closed its sealed step
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether this copy has all values."""
+        return not self.closed and (self._loaded or not self.follows)
 
     def lose_primary(self, why: str) -> None:
         """Records that the connection to the primary broke."""
         self._lost_primary = why if self.follows else ""
 
     @property
-    def broken_replica(self) -> BrokenReplica | None:
-        """What the coordinator has to decide about; None if there is nothing."""
-        if self.follows:
-            reason = self._lost_primary
-        else:
-            reason = next((log.failure or "it is closed" for log in self.logs if log.state is CopyState.BROKEN), "")
-        if not reason or self.closed:
-            return None
-        return BrokenReplica(self.config.job, self.generation, self.number, self.term, not self.follows, reason)
+    def broken_replicas(self) -> list[BrokenReplica]:
+        """The connections to other copies that broke, about which the coordinator has to decide."""
+        if self.closed:
+            return []
+        about = self.config.job, self.generation, self.number
+        logs = [log for log in self.logs if log.state is CopyState.BROKEN]
+        found = [BrokenReplica(*about, log.term, True, log.failure or "it is closed") for log in logs]
+        if self.follows and self._lost_primary:
+            found.append(BrokenReplica(*about, self._followed_term, False, self._lost_primary))
+        return found
 
 
 __all__ = ["CopyStart", "Replica"]
