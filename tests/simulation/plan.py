@@ -212,7 +212,9 @@ def moving(plan: Plan) -> Plan:
     drained = sum(it.kind is FaultKind.DRAIN for it in goings)
     replicas = 2 if replicated and servers - drained > 1 else 1
     if replicas > 1 and servers > 2 and draw.random() < 0.4:
-        added += _chain_race(draw, draw.choice(added), names)
+        more, late = _chain_race(draw, draw.choice(added), names)
+        added += more
+        plan = replace(plan, weather=replace(plan.weather, late=late, late_s=3.0) if late else plan.weather)
     elif draw.random() < 0.7:
         added += _moving_race(draw, draw.choice(added), names, worker_names(plan.workers))
     split = plan.servers
@@ -302,13 +304,20 @@ def _moving_race(draw: random.Random, change: Fault, names: list[str], workers: 
     return [Fault(at, kind, target, draw.uniform(0.05, 5.0), other)]
 
 
-def _chain_race(draw: random.Random, change: Fault, names: list[str]) -> list[Fault]:
-    """Two servers do not reach each other while others hand lock groups over to them, and one of the two dies."""
-    first, second = draw.sample([name for name in names if name != change.target], 2)
-    wait_s = 3.0 if change.kind is FaultKind.JOIN else 0.0
-    at = change.at + wait_s + draw.uniform(0.1, 2.5)
-    link = Fault(at, FaultKind.LINK, first, draw.uniform(2.0, 5.0), second)
-    return [link, Fault(at + draw.uniform(0.2, 1.5), FaultKind.CRASH, first, draw.uniform(0.5, 3.0))]
+def _chain_race(draw: random.Random, change: Fault, names: list[str]) -> tuple[list[Fault], float]:
+    """A server does not reach the next backup, or only late, while it becomes the primary of lock groups. Then it dies.
+
+    Returns:
+        The faults, and the part of the messages that is late; 0 if the weather stays.
+    """
+    others = draw.sample([name for name in names if name != change.target], 2)
+    joins = change.kind is FaultKind.JOIN
+    first, second = (change.target, others[0]) if joins else others
+    at = change.at + (3.2 if joins else 0.0) + draw.uniform(0.1, 2.0)
+    dies = Fault(at + draw.uniform(0.2, 1.5), FaultKind.CRASH, first, draw.uniform(0.5, 3.0))
+    if draw.random() < 0.5:
+        return [dies], 0.1
+    return [Fault(at, FaultKind.LINK, first, draw.uniform(2.0, 5.0), second), dies], 0.0
 
 
 def _failover_race(draw: random.Random, plan: Plan) -> tuple[Fault, ...]:

@@ -10,8 +10,8 @@ from shoal_server.shards.machine import events
 from shoal_server.shards.machine.state import GroupState
 from simulation import messages
 from simulation.nodes import ServerNode
-from simulation.nodes.group import Group
 from simulation.nodes.copies import BackupLink
+from simulation.nodes.group import Group
 from simulation.nodes.hosted import check_whole
 from simulation.nodes.replica import CopyStart, Replica
 

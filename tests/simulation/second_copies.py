@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.job import GroupCopies, JobMachine
-from shoal_coordinator.messages import BackupFailed, ServerProbed, ServerRef, events
+from shoal_coordinator.messages import BackupFailed, BackupMade, ServerProbed, ServerRef, events
 from simulation.invariants import Violation
 from simulation.nodes import CoordinatorNode, ServerNode
 
@@ -31,8 +31,8 @@ class SecondCopies:
         if job is None or job.placement is None:
             return
         for group in job.copies.groups:
-            for server in (group.primary, group.backup) if group.backup else ():
-                if server and self._lacks(server, job, group):
+            for server in _pair(group) if group.backup else ():
+                if self._lacks(server, job, group):
                     raise Violation("two_copies", f"{server.member} has no complete copy of {group}")
 
     def _lacks(self, server: ServerRef, job: JobMachine, group: GroupCopies) -> bool:
@@ -47,23 +47,22 @@ class SecondCopies:
         job = self._job
         if job is None or job.placement is None or _reports_loss(event):
             return bool
-        members = self._coordinator.machine.members
-        known = [
-            (it, tuple(members.incarnation_at(server) for server in (it.primary, it.backup)))
-            for it in job.copies.groups
-            if it.backup
-        ]
+        made = event.group if isinstance(event, BackupMade) else None
+        groups = [it for it in job.copies.groups if it.backup or (it.growing and it.group == made)]
+        known = [(it, self._incarnations(it)) for it in groups]
         return partial(self._check_kept, event, job.placement.generation, known)
 
-    def _check_kept(self, event: Any, generation: int, known: list[tuple[GroupCopies, tuple[int, ...]]]) -> None:
-        job, members = self._job, self._coordinator.machine.members
+    def _incarnations(self, group: GroupCopies) -> list[int]:
+        return [self._coordinator.machine.members.incarnation_at(it) for it in _pair(group)]
+
+    def _check_kept(self, event: Any, generation: int, known: list[tuple[GroupCopies, list[int]]]) -> None:
+        job = self._job
         if job is None or job.placement is None or job.placement.generation != generation:
             return
         now = {it.group: it for it in job.copies.groups}
         for before, incarnations in known:
             after = now.get(before.group)
-            pair = [it for it in (before.primary, before.backup) if it]
-            lost = tuple(members.incarnation_at(it) for it in pair) != incarnations
+            lost = self._incarnations(before) != incarnations
             if not after or after.backup or lost or self._may_give_up(job, before, after):
                 continue
             raise Violation("two_copies", f"{event} gives up the second copy of {before}: {after}")
@@ -71,7 +70,7 @@ class SecondCopies:
     def _may_give_up(self, job: JobMachine, before: GroupCopies, after: GroupCopies) -> bool:
         """Returns whether a group may continue with one copy, although no server was lost."""
         members = self._coordinator.machine.members
-        primary, backup = (members.find(it.member) for it in (before.primary, before.backup) if it)
+        primary, backup = (members.find(it.member) for it in _pair(before))
         assert primary
         assert backup
         failed = job.copies.failed_on(before.group)
@@ -91,6 +90,10 @@ class SecondCopies:
         """The replicated job; None if it is not placed, or has ended."""
         job = self._coordinator.job if self._coordinator.life else None
         return job if job and job.copies.is_replicated and job.created and not job.ended else None
+
+
+def _pair(group: GroupCopies) -> list[ServerRef]:
+    return [it for it in (group.primary, group.second) if it]
 
 
 def _reports_loss(event: Any) -> bool:

@@ -10,6 +10,9 @@ import pytest
 
 from shoal import errors
 from shoal.consistency import Asynchronous
+from shoal_coordinator.cluster.shards import CopyKeeper, Rebalancer
+from shoal_coordinator.cluster.shards.draining import DrainCoordinator
+from shoal_coordinator.job import GroupCopies, JobMachine
 from simulation import __main__ as command
 from simulation import campaign, messages
 from simulation.__main__ import main
@@ -29,8 +32,8 @@ FOUND = {
     "fencing_off": (386, "fenced"),
     "generation_check_off": (110, "generation"),
     "acknowledge_before_backup": (24, "acknowledged"),
-    "split_drops_staged": (219, "consistent_cut"),
-    "split_drops_answers": (277, "succeeds"),
+    "split_drops_staged": (872, "consistent_cut"),
+    "split_drops_answers": (219, "succeeds"),
     "old_primary_answers": (0, "acknowledged"),
 }
 
@@ -118,6 +121,21 @@ def test_a_server_that_drains_hands_over(kind: FaultKind, replicas: int) -> None
     assert (result.rule, result.undone) == ("", 0)
     assert simulation.servers[1].draining.gone == (kind is FaultKind.DRAIN)
     assert result.seconds < 60.0
+
+
+@pytest.mark.parametrize("weakened", [DrainCoordinator, Rebalancer])
+def test_a_move_that_gives_up_the_second_copy_is_found(weakened: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hand_over(self: Rebalancer, job: JobMachine, group: GroupCopies, _: object, now: float) -> None:
+        if not job.checkpoint_in_progress:
+            CopyKeeper.hand_over(vars(self)["_copies"], job, group, "", now)
+
+    if weakened is DrainCoordinator:
+        change = Fault(3.0, FaultKind.DRAIN, "s1", 0.0)
+        monkeypatch.setattr(weakened, "_awaits_copy", lambda *_: False)
+    else:
+        change = CHANGE
+        monkeypatch.setattr(weakened, "_hand_over", hand_over)
+    assert run(moving_plan(change, replicas=2)).rule == "two_copies"
 
 
 class Stubborn(ServerNode):

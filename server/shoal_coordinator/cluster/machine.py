@@ -391,8 +391,10 @@ class Cluster:
         for effect in effects:
             self._pending_effects.end_earlier(effect)
             if isinstance(effect, RemoveWorker | DropShards):
-                # Dead servers have lost their state, and waiting for them would delay the effects that follow.
-                servers = tuple(server for server in effect.servers if self._members.incarnation_at(server))
+                # Dead servers have lost their state, and waiting for them would delay the effects that follow. But while
+                # shards are being created, a late call may still reach the next process of a dead server.
+                stays = isinstance(effect, DropShards) and self._pending_effects.creates(effect.job)
+                servers = tuple(it for it in effect.servers if stays or self._members.incarnation_at(it))
                 if servers:
                     self._effects.append(self._pending_effects.add(replace(effect, servers=servers)))
             elif not isinstance(effect, DropCopy) or self._members.incarnation_at(effect.server):

@@ -120,9 +120,9 @@ class OutcomeHandler:
         returns = not announced or any(it and it.draining and not it.order for it in servers)
         patience_s = self._patience_s if returns else 0.0
         effects = job.lose_shards(reason, patience_s, now, announced=announced, saved=saved)
+        self._emit(effects)  # first, because it depends on the effects that are pending
         if not job.ended:
             self._pending_effects.abandon(job.ref)
-        self._emit(effects)
 
     def lose_unreachable(self, norm_watch: NormWatch, now: float) -> bool:
         """Makes jobs restart or fail whose servers have not reached each other for too long.

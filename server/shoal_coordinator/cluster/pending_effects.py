@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from shoal_coordinator.messages import (
     AdmitWorker,
+    CreateShards,
     DropCopy,
     DropShards,
     Effect,
@@ -65,6 +66,10 @@ class PendingEffects:
             return False
         self._changed(number)
         return True
+
+    def creates(self, job: JobRef) -> bool:
+        """Returns whether the shards of a job are being created."""
+        return any(isinstance(it, CreateShards) and it.job == job for it in self)
 
     def abandon(self, job: JobRef) -> None:
         """Removes all effects of a job whose shards are lost, except `DropShards`."""

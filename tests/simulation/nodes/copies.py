@@ -233,7 +233,7 @@ class BackupLink:
         while self._arrived:
             self._carry_out(*self._arrived.popleft())
 
-    def _carry_out(self, it: replica_pb2.ReplicaInput, last: int, told: bool) -> None:  # noqa: FBT001 - of a tuple
+    def _carry_out(self, it: replica_pb2.ReplicaInput, last: int, told: bool) -> None:
         if it.WhichOneof("input") == "gradient_dropped":
             del self._gradients[it.gradient_dropped]
         else:

@@ -44,9 +44,10 @@ async def add_backup(tasks: "EffectTasks", effect: AddBackup) -> BackupMade | Ba
 async def tell(tasks: "EffectTasks", effect: DropBackup | Promote) -> GroupTold:
     """Tells a server which copies of a group it has to keep: that it is the primary, or which backup it has."""
     about = effect.job.name, effect.generation, effect.group, effect.term, effect.keeps_term
-    drops = isinstance(effect, DropBackup)
-    request = messages.DropBackup(*about, effect.as_backup) if drops else messages.Promote(*about)
-    await tasks.call(effect, request)
+    if isinstance(effect, DropBackup):
+        await tasks.call(effect, messages.DropBackup(*about, effect.as_backup))
+    else:
+        await tasks.call(effect, messages.Promote(*about))
     return GroupTold(effect.job, effect.group, effect.term, effect=effect.number)
 
 

@@ -1,6 +1,6 @@
 """Lock group of a simulated server: the real state machine, and values that are counts of pushes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 

@@ -28,7 +28,8 @@ from simulation.scheduler import Future, Life
 class ServerNode(Node):
     """A server.
 
-    `replica_class`, `link_class` and the methods `machine_for`, `log_for`, `group_for` and `fence` are seams: bugs are planted there.
+    `replica_class`, `link_class` and the methods `machine_for`, `log_for`, `group_for` and `fence` are seams: bugs are
+    planted there.
 
     Attributes:
         hosted: the lock groups, with the backups.

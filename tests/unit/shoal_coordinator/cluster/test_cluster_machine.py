@@ -327,6 +327,17 @@ def test_cancelling_before_it_ran_frees_the_shards(rig: Rig) -> None:
         _ = rig.machine.job("a").placed
 
 
+def test_a_server_that_is_lost_while_shards_are_created_frees_them_if_it_returns(rig: Rig) -> None:
+    """A call that makes shards may reach its next process late, after the job was placed on other servers."""
+    rig.submit(job())
+    rig.describe("a", "w0")
+    assert len(rig.machine.job("a").servers) > 1
+    rig.kill("s1")
+    rig.servers("s1")
+    [drop] = [it for it in rig.machine.pending_effects if isinstance(it, DropShards)]
+    assert [server.member for server in drop.servers] == ["s0", "s1"]
+
+
 def test_a_program_that_raises_fails_the_job_with_its_traceback(rig: Rig) -> None:
     rig.submit(job())
     rig.start("a", "w0", "w1")
