@@ -10,7 +10,6 @@ from shoal_server.shards.machine import events
 from shoal_server.shards.machine.state import GroupState
 from simulation import messages
 from simulation.nodes import ServerNode
-from simulation.nodes.copies import BackupLink
 from simulation.nodes.group import Group
 from simulation.nodes.hosted import check_whole
 from simulation.nodes.replica import CopyStart, Replica
@@ -110,25 +109,11 @@ class WithoutHandOver(ServerNode):
     replica_class = StayingPrimary
 
 
-class EagerLink(BackupLink):
-    """The connection of a backup that confirms before the end of its chain has the inputs."""
-
-    def when_followed(self, confirm: Callable[[], object]) -> None:
-        confirm()
-
-
-class WithoutChain(ServerNode):
-    """A server whose backups confirm before their own copies do."""
-
-    link_class = EagerLink
-
-
 PLANTED: Mapping[str, type[ServerNode]] = {
     "dedup_off": WithoutDedup,
     "fencing_off": WithoutFencing,
     "generation_check_off": WithoutGeneration,
     "acknowledge_before_backup": WithoutConfirmation,
-    "confirm_before_chain": WithoutChain,
     "split_drops_staged": WithoutStagedPushes,
     "split_drops_answers": WithoutAnswers,
     "old_primary_answers": WithoutHandOver,

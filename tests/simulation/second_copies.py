@@ -40,7 +40,7 @@ class SecondCopies:
         if not node.incarnation or self._coordinator.machine.members.incarnation_at(server) != node.incarnation:
             return False  # the process is lost
         held = node.hosted.held(job.ref.name).get(group.group)
-        return not (held and job.placement and held.generation == job.placement.generation and held.is_complete)
+        return held is None or not held.is_complete or held.generation != job.placed.generation
 
     def watch(self, event: Any) -> Callable[[], object]:
         """Notes the copies before the coordinator handles an event. Returns a check of what it has decided then."""

@@ -10,9 +10,7 @@ import pytest
 
 from shoal import errors
 from shoal.consistency import Asynchronous
-from shoal_coordinator.cluster.shards import CopyKeeper, Rebalancer
-from shoal_coordinator.cluster.shards.draining import DrainCoordinator
-from shoal_coordinator.job import GroupCopies, JobMachine
+from shoal_coordinator.job import GroupCopies
 from simulation import __main__ as command
 from simulation import campaign, messages
 from simulation.__main__ import main
@@ -123,18 +121,10 @@ def test_a_server_that_drains_hands_over(kind: FaultKind, replicas: int) -> None
     assert result.seconds < 60.0
 
 
-@pytest.mark.parametrize("weakened", [DrainCoordinator, Rebalancer])
-def test_a_move_that_gives_up_the_second_copy_is_found(weakened: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hand_over(self: Rebalancer, job: JobMachine, group: GroupCopies, _: object, now: float) -> None:
-        if not job.checkpoint_in_progress:
-            CopyKeeper.hand_over(vars(self)["_copies"], job, group, "", now)
-
-    if weakened is DrainCoordinator:
-        change = Fault(3.0, FaultKind.DRAIN, "s1", 0.0)
-        monkeypatch.setattr(weakened, "_awaits_copy", lambda *_: False)
-    else:
-        change = CHANGE
-        monkeypatch.setattr(weakened, "_hand_over", hand_over)
+@pytest.mark.parametrize("change", [CHANGE, Fault(3.0, FaultKind.DRAIN, "s1", 0.0)])
+def test_a_hand_over_that_gives_up_the_second_copy_is_found(change: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed_over = GroupCopies.handed_over
+    monkeypatch.setattr(GroupCopies, "handed_over", lambda group, **_: handed_over(group, keeps=False))
     assert run(moving_plan(change, replicas=2)).rule == "two_copies"
 
 

@@ -391,7 +391,7 @@ class Cluster:
         for effect in effects:
             self._pending_effects.end_earlier(effect)
             if isinstance(effect, RemoveWorker | DropShards):
-                # Dead servers have lost their state, and waiting for them would delay the effects that follow. But while
+                # Dead servers have lost their state, and waiting for them would delay the effects that follow. While
                 # shards are being created, a late call may still reach the next process of a dead server.
                 stays = isinstance(effect, DropShards) and self._pending_effects.creates(effect.job)
                 servers = tuple(it for it in effect.servers if stays or self._members.incarnation_at(it))

@@ -239,11 +239,7 @@ class BackupLink:
         else:
             self.group.follow(decode_input(it, self._gradients.pop), told=told)
         if not told:
-            self.when_followed(partial(self._confirm, last))
-
-    def when_followed(self, confirm: Callable[[], object]) -> None:
-        """Calls a function when the backup's own copy has all inputs. A planted bug does not wait."""
-        self.group.when_copied(confirm)
+            self.group.when_copied(partial(self._confirm, last))
 
     def _confirm(self, number: int) -> None:
         self._lane.send(self._lane.other(self._end), number)
@@ -332,7 +328,7 @@ class Copies:
                 group.check_replaceable(hello.term)
         group = self._node.new_group(hello.config, follows=hello.term)
         try:
-            link = self._node.link_class(self._node, group, hello)
+            link = BackupLink(self._node, group, hello)
         except errors.ShoalError:
             group.close()
             raise

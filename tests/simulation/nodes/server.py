@@ -16,7 +16,7 @@ from simulation import messages
 from simulation.disk import ShardFile
 from simulation.invariants import joined
 from simulation.network import Context
-from simulation.nodes.copies import BackupLink, Copies
+from simulation.nodes.copies import Copies
 from simulation.nodes.draining import GRACE_S, Draining
 from simulation.nodes.group import Group, answer_in
 from simulation.nodes.hosted import Hosted, check_whole
@@ -28,8 +28,7 @@ from simulation.scheduler import Future, Life
 class ServerNode(Node):
     """A server.
 
-    `replica_class`, `link_class` and the methods `machine_for`, `log_for`, `group_for` and `fence` are seams: bugs are
-    planted there.
+    `replica_class` and the methods `machine_for`, `log_for`, `group_for` and `fence` are seams: bugs are planted there.
 
     Attributes:
         hosted: the lock groups, with the backups.
@@ -38,7 +37,6 @@ class ServerNode(Node):
     """
 
     replica_class: type[Replica] = Replica
-    link_class: type[BackupLink] = BackupLink
 
     def __init__(self, name: str, world: World, pace: float) -> None:
         super().__init__(name, world, pace)
