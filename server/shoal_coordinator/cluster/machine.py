@@ -7,7 +7,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,13 +29,10 @@ from shoal_coordinator.cluster.worker_requests import WorkerRequests
 from shoal_coordinator.job import JobCounters, JobMachine
 from shoal_coordinator.messages import (
     CommitCheckpoint,
-    DropCopy,
-    DropShards,
     Effect,
     HeartbeatResult,
     JobRef,
     RegisterResult,
-    RemoveWorker,
     ScanCheckpoints,
     ServerRef,
     TakeCut,
@@ -390,12 +386,5 @@ class Cluster:
     def _emit(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             self._pending_effects.end_earlier(effect)
-            if isinstance(effect, RemoveWorker | DropShards):
-                # Dead servers have lost their state, and waiting for them would delay the effects that follow. While
-                # shards are being created, a late call may still reach the next process of a dead server.
-                stays = isinstance(effect, DropShards) and self._pending_effects.creates(effect.job)
-                servers = tuple(it for it in effect.servers if stays or self._members.incarnation_at(it))
-                if servers:
-                    self._effects.append(self._pending_effects.add(replace(effect, servers=servers)))
-            elif not isinstance(effect, DropCopy) or self._members.incarnation_at(effect.server):
-                self._effects.append(self._pending_effects.add(effect))
+            if needed := self._pending_effects.without_dead(effect, self._members.incarnation_at):
+                self._effects.append(self._pending_effects.add(needed))

@@ -67,7 +67,29 @@ class PendingEffects:
         self._changed(number)
         return True
 
-    def creates(self, job: JobRef) -> bool:
+    def without_dead(self, effect: Effect, is_alive: Callable[[ServerRef], object]) -> Effect | None:
+        """Returns an effect that frees or removes something without dead servers, which have lost their state.
+
+        Waiting for them would delay the effects that follow. But while the shards of a job are being created, a late
+        call may still reach the next process of a dead server, so that one keeps its `DropShards`.
+
+        Args:
+            effect: the effect. One of another type is returned as it is.
+            is_alive: returns whether a server lives.
+
+        Returns:
+            The effect for the servers that need it; None if there are none.
+        """
+        match effect:
+            case RemoveWorker() | DropShards():
+                stays = isinstance(effect, DropShards) and self._creates(effect.job)
+                servers = tuple(it for it in effect.servers if stays or is_alive(it))
+                return replace(effect, servers=servers) if servers else None
+            case DropCopy() if not is_alive(effect.server):
+                return None
+        return effect
+
+    def _creates(self, job: JobRef) -> bool:
         """Returns whether the shards of a job are being created."""
         return any(isinstance(it, CreateShards) and it.job == job for it in self)
 
