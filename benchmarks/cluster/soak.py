@@ -39,7 +39,7 @@ import shoal
 from shoal._security import AccessRole, Credentials
 from shoal._transport.segment import FOLDER_VARIABLE
 from shoal.consistency import Consistency
-from shoal_coordinator.cluster.membership import MAX_DEAD
+from shoal_coordinator.cluster.dead_members import MAX_DEAD
 
 _ROOT = Path(__file__).parents[2]
 EXAMPLES = _ROOT / "examples"
