@@ -270,7 +270,7 @@ def test_an_error_in_one_stage_ends_the_step_of_all() -> None:
 
     def work(strategy: MultiWorkerPipelineStrategy) -> None:
         model = made(strategy, lambda: keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), Failing("tanh")]))
-        model.fit(X, Y, batch_size=24, verbose=0)
+        model.fit(X, Y, batch_size=24, shuffle=False, verbose=0)
 
     *others, failed = in_processes(2, work, replicas=2, micro_batches=2, cut=[1, 1])
     assert isinstance(failed, ValueError | errors.InternalError)  # both last stages fail at the same time
@@ -331,7 +331,7 @@ def test_what_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert all("there are 2 processes, but 3 stages" in str(it) for it in found)
 
     def few(strategy: MultiWorkerPipelineStrategy) -> None:
-        made(strategy, sequence).fit(X, Y, batch_size=3, verbose=0)
+        made(strategy, sequence).fit(X, Y, batch_size=3, shuffle=False, verbose=0)
 
     small = in_processes(1, few, replicas=2, micro_batches=2)
     assert all("a batch has 1 samples, fewer than micro_batches=2" in str(it) for it in small)
