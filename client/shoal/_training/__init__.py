@@ -4,7 +4,7 @@ Sessions and workers use this package. `shoal._transport` sends the bytes to ser
 """
 
 from shoal._training.failover import locate
-from shoal._training.failures import failure_text
+from shoal._training.failures import failure_at_exit, failure_of, failure_text
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.outbox import Outbox
 from shoal._training.overlap import Gradients, Pipeline
@@ -27,6 +27,8 @@ __all__ = [
     "StepClock",
     "cancel",
     "check_options",
+    "failure_at_exit",
+    "failure_of",
     "failure_text",
     "locate",
     "member_id",

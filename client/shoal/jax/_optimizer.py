@@ -1,14 +1,13 @@
 """An optimizer for loops in JAX, whose updates the servers of a cluster compute."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal
 
 import jax
 
 from shoal import errors, optim
-from shoal._session.script_end import ScriptEnd
+from shoal._adapters import ScriptEnd, check_optimizer, open_session
 from shoal.client import Client
 from shoal.jax._trees import trained_part, updated
 from shoal.session import Session
@@ -56,19 +55,10 @@ class DistributedOptimizer:
         on_error: Literal["leave", "fail"] = "leave",
         **options: Any,
     ) -> None:
-        if not isinstance(optimizer, optim.Optimizer):
-            raise errors.InvalidOptimizer(
-                f"the optimizer is {type(optimizer).__module__}.{type(optimizer).__name__}; the servers update the "
-                "values, so give one of shoal.optim: optax.adamw(1e-3) is shoal.optim.AdamW(1e-3, weight_decay=1e-4)"
-            )
-        if client is not None and address is not None:
-            raise errors.BadRequest("address and client are both given; give only one of them")
-        with ExitStack() as owned:
-            opened = client or owned.enter_context(Client(address))
-            given = {"optimizer": optimizer, **options}
-            variables = trained_part(model)
-            self.session: Session = opened.session(job, variables=variables, worker=worker, on_error=on_error, **given)
-            self._owned = owned.pop_all()
+        check_optimizer(optimizer, "optax.adamw(1e-3) is shoal.optim.AdamW(1e-3, weight_decay=1e-4)")
+        given = {"optimizer": optimizer, "worker": worker, "on_error": on_error, **options}
+        self.session: Session
+        self.session, self._owned = open_session(trained_part(model), job=job, address=address, client=client, **given)
         self._end = ScriptEnd(self.close)
         self.pull(model)
 

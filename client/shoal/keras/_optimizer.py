@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from shoal import errors, optim
-from shoal._session.script_end import ScriptEnd
+from shoal._adapters import ScriptEnd, check_client, check_optimizer, open_session
 from shoal.client import Client
 from shoal.session import Session
 
@@ -53,14 +53,9 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         on_error: Literal["leave", "fail"] = "leave",
         **options: Any,
     ) -> None:
-        if not isinstance(optimizer, optim.Optimizer):
-            raise errors.InvalidOptimizer(
-                f"the optimizer is {type(optimizer).__module__}.{type(optimizer).__name__}; the servers update the "
-                "values, so give one of shoal.optim: keras.optimizers.Adam(1e-3) is shoal.optim.Adam(1e-3, eps=1e-7, "
-                "eps_uncorrected=True)"
-            )
-        if client is not None and address is not None:
-            raise errors.BadRequest("address and client are both given; give only one of them")
+        equal = "keras.optimizers.Adam(1e-3) is shoal.optim.Adam(1e-3, eps=1e-7, eps_uncorrected=True)"
+        check_optimizer(optimizer, equal)
+        check_client(address, client)
         super().__init__(learning_rate=optimizer.rate(0), name="shoal")
         self._spec, self._job, self._address, self._client = optimizer, job, address, client
         self._options = {"worker": worker, "on_error": on_error, **options}
@@ -84,14 +79,14 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         super().build(variables)
         if self._session is not None:
             return
-        with ExitStack() as owned, eagerly():
-            opened = self._client or owned.enter_context(Client(self._address))
+        with eagerly():
             values = {it.path: keras.ops.convert_to_numpy(it) for it in variables}
             if len(values) < len(variables):
                 raise errors.InvalidVariable("two variables of the model have one path; give the layers other names")
             given = {"optimizer": self._spec, **self._options}
-            self._session = opened.session(self._job, variables=values, **given)
-            self._owned = owned.pop_all()
+            self._session, self._owned = open_session(
+                values, job=self._job, address=self._address, client=self._client, **given
+            )
         self._end = ScriptEnd(self.close)
         with eagerly():
             for variable, value in zip(variables, self._pulled(variables), strict=True):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from shoal import errors, optim
-from shoal._session.script_end import ScriptEnd
+from shoal._adapters import ScriptEnd
 from shoal._training import PushResult
 from shoal.client import Client
 from shoal.session import Session

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from shoal import errors, optim
+from shoal._adapters import open_session
 from shoal._training import PushResult
 from shoal.client import Client
 from shoal.session import Session
@@ -148,14 +149,11 @@ def session(
         BadRequest: an argument is invalid, or there are an address and a client.
         ShoalError: see `shoal.Client.session`.
     """
-    if client is not None and address is not None:
-        raise errors.BadRequest("address and client are both given; give only one of them")
-    tensors = ModelTensors(model, buffers)
-    given = {"optimizer": checked_optimizer(optimizer), **options}
-    with ExitStack() as owned:
-        opened = client or owned.enter_context(Client(address))
-        raw = opened.session(job, variables=tensors.variables(), worker=worker, on_error=on_error, **given)
-        return ModelSession(raw, tensors, model, owned.pop_all())
+    tensors, given = ModelTensors(model, buffers), {"optimizer": checked_optimizer(optimizer), **options}
+    raw, owned = open_session(
+        tensors.variables(), job=job, address=address, client=client, worker=worker, on_error=on_error, **given
+    )
+    return ModelSession(raw, tensors, model, owned)
 
 
 __all__ = ["ModelSession", "session"]

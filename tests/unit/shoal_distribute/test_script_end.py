@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from shoal import errors
+from shoal._training import failure_at_exit, failure_of
 from shoal_distribute import OneDeviceStrategy
-from shoal_distribute.script_end import failure_at_exit, failure_of
 
 
 class RecordedStrategy(OneDeviceStrategy):

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from shoal import errors
 from shoal._system import check_count
+from shoal._training import failure_at_exit, failure_of
 from shoal_distribute.coordinator.chief_calls import ChiefCalls
 from shoal_distribute.coordinator.execution import CallScheduler
 from shoal_distribute.coordinator.local_calls import LocalCalls
@@ -15,7 +16,6 @@ from shoal_distribute.coordinator.per_worker import PerWorkerDataset, own_values
 from shoal_distribute.coordinator.remote_values import RemoteValue
 from shoal_distribute.coordinator.worker_calls import WorkerCalls
 from shoal_distribute.group_security import group_security
-from shoal_distribute.script_end import failure_at_exit, failure_of
 from shoal_distribute.strategies import ParameterServerStrategy
 from shoal_distribute.task_group import listen_at
 

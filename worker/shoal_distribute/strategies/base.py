@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from shoal import errors, optim
+from shoal._training import failure_of
 from shoal.program import Array
 from shoal_distribute.collectives import Group, GroupTimings, RankTimes, ReduceOp, TimesBoard
 from shoal_distribute.cross_device_ops import CrossDeviceOps
@@ -18,7 +19,6 @@ from shoal_distribute.group_arrays import gathered
 from shoal_distribute.input import InputSurface
 from shoal_distribute.replica_context import ReplicaContext, current_replica, entered_strategies, reduce_op_of
 from shoal_distribute.resolver import ClusterResolver
-from shoal_distribute.script_end import failure_of
 from shoal_distribute.strategies.gradients import GradientsAndVariables, checked_gradients
 from shoal_distribute.strategies.optimizer_calls import OptimizerCalls
 from shoal_distribute.strategies.reduction import arrays_of, joined_along, numbers_of, summed_along, total_of

@@ -10,6 +10,7 @@ import numpy as np
 import shoal
 from shoal import errors, optim
 from shoal._system.logs import Log
+from shoal._training import failure_at_exit
 from shoal.consistency import Asynchronous, Consistency
 from shoal.partitioners import Partitioner
 from shoal.program import Array
@@ -19,7 +20,6 @@ from shoal_distribute.devices import logical_devices
 from shoal_distribute.group_session import GroupSession
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
-from shoal_distribute.script_end import failure_at_exit
 from shoal_distribute.strategies.base import Strategy
 from shoal_distribute.strategies.hybrid_group import HybridGroup, open_hybrid_group
 from shoal_distribute.strategies.optimizer_calls import JobOptimizer

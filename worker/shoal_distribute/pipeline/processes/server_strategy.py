@@ -12,7 +12,7 @@ import shoal
 from shoal import errors, optim
 from shoal._system import check_type
 from shoal._system.logs import Log
-from shoal._training import check_options
+from shoal._training import check_options, failure_at_exit
 from shoal.consistency import Asynchronous, Consistency
 from shoal.variables import Variable
 from shoal_distribute.collectives import Group
@@ -20,7 +20,6 @@ from shoal_distribute.pipeline.model_stages import PipelinedModel
 from shoal_distribute.pipeline.processes.server_stage import ServerStage, ServerStageVariable, stage_variables
 from shoal_distribute.pipeline.processes.strategy import MultiWorkerPipelineStrategy
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver, ranked_tasks
-from shoal_distribute.script_end import failure_at_exit
 from shoal_distribute.strategies import (
     TrainingTask,
     enter_task,

@@ -1,18 +1,14 @@
 """End of the user's script, for objects that no `with` block closes."""
 
 import atexit
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from shoal._training import failure_text
+from shoal._training import failure_at_exit
 
 
 class ScriptEnd:
-    """Closes something at the end of the script, with the uncaught exception that ends the script as its error.
-
-    Python clears a SystemExit before, so `sys.exit(1)` seems to be a success here: only a `with` block sees it. In an
-    interactive interpreter, the last exception may be that of any earlier statement, so it says nothing about the end.
+    """Closes something at the end of the script, with the failure of the script as far as `failure_at_exit` knows it.
 
     Args:
         close: called with the text of the exception; "" means that there is none.
@@ -27,8 +23,7 @@ class ScriptEnd:
         atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
-        failure = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-        self._close(failure_text(failure) if failure else "")
+        self._close(failure_at_exit())
 
 
 __all__ = ["ScriptEnd"]

@@ -1,0 +1,9 @@
+"""Common parts of the adapters to frameworks: the opening of a session, and its end with the script.
+
+Only `shoal.jax`, `shoal.keras` and `shoal.torch` use this package. It imports no framework.
+"""
+
+from shoal._adapters.opening import check_client, check_optimizer, open_session
+from shoal._adapters.script_end import ScriptEnd
+
+__all__ = ["ScriptEnd", "check_client", "check_optimizer", "open_session"]
