@@ -78,6 +78,27 @@ def check_runs(rig: Rig, copies: int = 2) -> None:
     assert (status.state, status.restarts, status.copies) == (JobState.RUNNING, 0, copies)
 
 
+def check_each_loss(draining: str, *, complete: bool) -> None:
+    """Loses each server while a draining one moves its copy, and checks that the job goes on with the other copies.
+
+    Args:
+        draining: the server that drains.
+        complete: whether the third copy is complete.
+    """
+    for lost, left in (("p", ("b", "n")), ("b", ("p", "n")), ("n", ("p", "b"))):
+        rig = running("n")
+        copy = copied(rig, draining)
+        if complete:
+            done(rig, copy)
+        rig.pending.clear()
+        rig.kill(lost)
+        rig.pending = [*rig.machine.pending_effects]
+        rig.perform()
+        status = rig.status("a")
+        assert (status.state, status.restarts) == (JobState.RUNNING, 0), lost
+        assert {*names(rig)} <= {*left}, lost
+
+
 class TestABackupMoves:
     """Server b drains."""
 
@@ -124,18 +145,7 @@ class TestABackupMoves:
 
     @pytest.mark.parametrize("complete", [False, True])
     def test_and_each_server_may_be_lost(self, complete: bool) -> None:
-        for lost, left in (("p", ("b", "n")), ("b", ("p", "n")), ("n", ("p", "b"))):
-            rig = running("n")
-            copy = copied(rig, "b")
-            if complete:
-                done(rig, copy)
-            rig.pending.clear()
-            rig.kill(lost)
-            rig.pending = [*rig.machine.pending_effects]
-            rig.perform()
-            status = rig.status("a")
-            assert (status.state, status.restarts) == (JobState.RUNNING, 0), lost
-            assert {*names(rig)} <= {*left}, lost
+        check_each_loss("b", complete=complete)
 
     def test_and_reports_name_the_connection_by_its_term(self) -> None:
         rig = running("n")
@@ -234,18 +244,7 @@ class TestAPrimaryIsHandedOver:
 
     @pytest.mark.parametrize("complete", [False, True])
     def test_and_each_server_may_be_lost(self, complete: bool) -> None:
-        for lost, left in (("p", ("b", "n")), ("b", ("p", "n")), ("n", ("p", "b"))):
-            rig = running("n")
-            copy = copied(rig, "p")
-            if complete:
-                done(rig, copy)
-            rig.pending.clear()
-            rig.kill(lost)
-            rig.pending = [*rig.machine.pending_effects]
-            rig.perform()
-            status = rig.status("a")
-            assert (status.state, status.restarts) == (JobState.RUNNING, 0), lost
-            assert {*names(rig)} <= {*left}, lost
+        check_each_loss("p", complete=complete)
 
     def test_and_the_next_backup_is_kept_if_the_primary_dies(self) -> None:
         rig = running("n")
