@@ -11,6 +11,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
@@ -316,10 +317,11 @@ class LaneHandler:
     def _await_end(self, waiting: PendingPush | PendingReply[bytes]) -> None:
         """Waits until a push or a reply does not wait any more, or the client disconnects."""
         ends = select.poll()  # not for data, which may have been sent before the client knew that it has to wait
-        ends.register(self._lane, select.POLLRDHUP)
         ends.register(self._awake, select.POLLIN)
+        with suppress(ValueError):  # another thread has closed the lane
+            ends.register(self._lane, select.POLLRDHUP)
         while waiting.waits:
-            if any(descriptor != self._awake for descriptor, _ in ends.poll()):
+            if self._lane.closed or any(descriptor != self._awake for descriptor, _ in ends.poll()):
                 self._lane.close()
                 raise errors.Unreachable(f"{self._lane.peer} disconnected while its push was waiting")
             os.eventfd_read(self._awake)
