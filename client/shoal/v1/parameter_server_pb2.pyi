@@ -1023,6 +1023,8 @@ class SplitGroupRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
+    KEEPS_TERM_FIELD_NUMBER: _builtins.int
+    GRANT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     """The generation of the placement."""
@@ -1030,6 +1032,13 @@ class SplitGroupRequest(_message.Message):
     """Names the lock group; see AddBackupRequest. It keeps this name, so the shard with this index stays in it."""
     term: _builtins.int
     """The number of the coordinator's decision; see AddBackupRequest. Both groups have it."""
+    keeps_term: _builtins.int
+    """The term in which the complete backup of the group was begun. Both groups keep it, with connections of this `term`. 0
+    means that the groups have no backup. If a connection cannot be opened: FAILED_PRECONDITION, NOT_CONFIGURED. If the
+    group has another backup: INVALID_ARGUMENT, BAD_REQUEST.
+    """
+    grant: _builtins.str
+    """The coordinator's permission to open the connections of both groups; see AddBackupRequest. It names this `group`."""
     @_builtins.property
     def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The shards that leave the group, at least one and not all. The smallest names the new group."""
@@ -1042,10 +1051,12 @@ class SplitGroupRequest(_message.Message):
         group: _builtins.int = ...,
         term: _builtins.int = ...,
         shards: _abc.Iterable[_builtins.int] | None = ...,
+        keeps_term: _builtins.int = ...,
+        grant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "job", b"job", "shards", b"shards", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "grant", b"grant", "group", b"group", "job", b"job", "keeps_term", b"keeps_term", "shards", b"shards", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -29,6 +29,10 @@ The payload of SLOTS and GRADIENT is the length of a message (uint32, little-end
 elements of the array, little-endian.
 
 A connection that breaks is not continued: the backup is then lost, unless the coordinator promotes it.
+
+A split of a group with a backup is the last input of the group (group_split). Each part has a connection of its own.
+The primary opens these before, with the direction PART instead of INPUTS. Such a connection has no STATE and no SLOTS:
+the backup makes the same parts of its copy when it carries out group_split, and then sends COPIED with the number 0.
 """
 
 from collections import abc as _abc
@@ -67,6 +71,10 @@ class ReplicaHello(_message.Message):
         """The primary sends inputs."""
         COPIES: ReplicaHello._Direction.ValueType  # 2
         """The backup sends the numbers of the inputs that it has."""
+        PART: ReplicaHello._Direction.ValueType  # 3
+        """The primary will send the inputs of a part of a group that is about to be split. A server that has no complete
+        copy of the group from the caller: ABORTED, MOVED.
+        """
 
     class Direction(_Direction, metaclass=_DirectionEnumTypeWrapper):
         """Why a primary opens a connection."""
@@ -77,6 +85,10 @@ class ReplicaHello(_message.Message):
     """The primary sends inputs."""
     COPIES: ReplicaHello.Direction.ValueType  # 2
     """The backup sends the numbers of the inputs that it has."""
+    PART: ReplicaHello.Direction.ValueType  # 3
+    """The primary will send the inputs of a part of a group that is about to be split. A server that has no complete
+    copy of the group from the caller: ABORTED, MOVED.
+    """
 
     DIRECTION_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
@@ -88,6 +100,7 @@ class ReplicaHello(_message.Message):
     CONFIG_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
+    SPLIT_FROM_FIELD_NUMBER: _builtins.int
     direction: Global___ReplicaHello.Direction.ValueType
     """What the connection carries."""
     job: _builtins.str
@@ -104,16 +117,18 @@ class ReplicaHello(_message.Message):
     incarnation: _builtins.int
     """The incarnation of that server."""
     kernels: _builtins.str
-    """Only for INPUTS. The instruction set that the primary's kernels are compiled for. Another one may round otherwise, so the server
+    """Not for COPIES. The instruction set that the primary's kernels are compiled for. Another one may round otherwise, so the server
     must have the same. Otherwise: FAILED_PRECONDITION, UNEQUAL_KERNELS.
     """
     grant: _builtins.str
-    """Only for INPUTS. The grant of AddBackupRequest. If it is missing, has expired, or is for another copy or another
+    """Not for COPIES. The grant of AddBackupRequest, or of SplitGroupRequest for PART. If it is missing, has expired, or is for another copy or another
     server: PERMISSION_DENIED, FORBIDDEN. A cluster with --insecure has no grants and checks none.
     """
+    split_from: _builtins.int
+    """Only for PART: the name of the group that is split. `group` names the part then."""
     @_builtins.property
     def config(self) -> _parameter_server_pb2.CreateShardsRequest:
-        """The configuration of the group. Only for INPUTS."""
+        """The configuration of the group, or of the part. Not for COPIES."""
 
     def __init__(
         self,
@@ -128,10 +143,11 @@ class ReplicaHello(_message.Message):
         config: _parameter_server_pb2.CreateShardsRequest | None = ...,
         kernels: _builtins.str = ...,
         grant: _builtins.str = ...,
+        split_from: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "direction", b"direction", "generation", b"generation", "grant", b"grant", "group", b"group", "incarnation", b"incarnation", "job", b"job", "kernels", b"kernels", "server", b"server", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "direction", b"direction", "generation", b"generation", "grant", b"grant", "group", b"group", "incarnation", b"incarnation", "job", b"job", "kernels", b"kernels", "server", b"server", "split_from", b"split_from", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -253,6 +269,7 @@ class ReplicaInput(_message.Message):
     VALUES_HASH_FIELD_NUMBER: _builtins.int
     GRADIENT_DROPPED_FIELD_NUMBER: _builtins.int
     CALLERS_FORGOTTEN_FIELD_NUMBER: _builtins.int
+    GROUP_SPLIT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """The number of the input; 0 for what is no input of the machine."""
     pull_abandoned: _builtins.int
@@ -299,6 +316,10 @@ class ReplicaInput(_message.Message):
     def callers_forgotten(self) -> Global___CallersForgottenInput:
         """The sender was a backup, and is the primary now: the calls that wait are forgotten."""
 
+    @_builtins.property
+    def group_split(self) -> Global___GroupSplitInput:
+        """The last input of the group: its two parts are groups of their own from now on, with connections of their own."""
+
     def __init__(
         self,
         *,
@@ -321,12 +342,13 @@ class ReplicaInput(_message.Message):
         values_hash: _builtins.int = ...,
         gradient_dropped: _builtins.int = ...,
         callers_forgotten: Global___CallersForgottenInput | None = ...,
+        group_split: Global___GroupSplitInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "callers_forgotten", b"callers_forgotten", "committed", b"committed", "cut", b"cut", "fenced", b"fenced", "folded", b"folded", "folds_done", b"folds_done", "gradient_dropped", b"gradient_dropped", "input", b"input", "learning_rate", b"learning_rate", "norm_measured", b"norm_measured", "norm_received", b"norm_received", "pull", b"pull", "pull_abandoned", b"pull_abandoned", "push_opened", b"push_opened", "push_withdrawn", b"push_withdrawn", "released", b"released", "staged", b"staged", "values_hash", b"values_hash"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "callers_forgotten", b"callers_forgotten", "committed", b"committed", "cut", b"cut", "fenced", b"fenced", "folded", b"folded", "folds_done", b"folds_done", "gradient_dropped", b"gradient_dropped", "group_split", b"group_split", "input", b"input", "learning_rate", b"learning_rate", "norm_measured", b"norm_measured", "norm_received", b"norm_received", "pull", b"pull", "pull_abandoned", b"pull_abandoned", "push_opened", b"push_opened", "push_withdrawn", b"push_withdrawn", "released", b"released", "staged", b"staged", "values_hash", b"values_hash"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "callers_forgotten", b"callers_forgotten", "committed", b"committed", "cut", b"cut", "fenced", b"fenced", "folded", b"folded", "folds_done", b"folds_done", "gradient_dropped", b"gradient_dropped", "input", b"input", "learning_rate", b"learning_rate", "norm_measured", b"norm_measured", "norm_received", b"norm_received", "number", b"number", "pull", b"pull", "pull_abandoned", b"pull_abandoned", "push_opened", b"push_opened", "push_withdrawn", b"push_withdrawn", "released", b"released", "staged", b"staged", "values_hash", b"values_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "callers_forgotten", b"callers_forgotten", "committed", b"committed", "cut", b"cut", "fenced", b"fenced", "folded", b"folded", "folds_done", b"folds_done", "gradient_dropped", b"gradient_dropped", "group_split", b"group_split", "input", b"input", "learning_rate", b"learning_rate", "norm_measured", b"norm_measured", "norm_received", b"norm_received", "number", b"number", "pull", b"pull", "pull_abandoned", b"pull_abandoned", "push_opened", b"push_opened", "push_withdrawn", b"push_withdrawn", "released", b"released", "staged", b"staged", "values_hash", b"values_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["admitted", "fenced", "released", "pull", "pull_abandoned", "push_opened", "push_withdrawn", "staged", "committed", "folded", "folds_done", "norm_measured", "norm_received", "cut", "learning_rate", "values_hash", "gradient_dropped", "callers_forgotten"]  # noqa: Y015
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["admitted", "fenced", "released", "pull", "pull_abandoned", "push_opened", "push_withdrawn", "staged", "committed", "folded", "folds_done", "norm_measured", "norm_received", "cut", "learning_rate", "values_hash", "gradient_dropped", "callers_forgotten", "group_split"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
@@ -558,6 +580,34 @@ class CallersForgottenInput(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CallersForgottenInput: _TypeAlias = CallersForgottenInput  # noqa: Y015
+
+@_typing.final
+class GroupSplitInput(_message.Message):
+    """The split of a group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    """The number of the coordinator's decision, which names the connections of both parts."""
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The shards that leave the group."""
+
+    def __init__(
+        self,
+        *,
+        shards: _abc.Iterable[_builtins.int] | None = ...,
+        term: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shards", b"shards", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupSplitInput: _TypeAlias = GroupSplitInput  # noqa: Y015
 
 @_typing.final
 class NormInput(_message.Message):

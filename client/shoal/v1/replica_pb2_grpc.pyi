@@ -29,6 +29,10 @@ The payload of SLOTS and GRADIENT is the length of a message (uint32, little-end
 elements of the array, little-endian.
 
 A connection that breaks is not continued: the backup is then lost, unless the coordinator promotes it.
+
+A split of a group with a backup is the last input of the group (group_split). Each part has a connection of its own.
+The primary opens these before, with the direction PART instead of INPUTS. Such a connection has no STATE and no SLOTS:
+the backup makes the same parts of its copy when it carries out group_split, and then sends COPIED with the number 0.
 """
 
 from collections import abc as _abc

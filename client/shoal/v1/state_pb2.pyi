@@ -1521,12 +1521,16 @@ class SplitGroupEffect(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
+    KEEPS_TERM_FIELD_NUMBER: _builtins.int
+    BACKUP_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """As in AddBackupEffect."""
     group: _builtins.int
     """As in AddBackupEffect."""
     term: _builtins.int
     """As in AddBackupEffect."""
+    keeps_term: _builtins.int
+    """As in SplitGroupRequest."""
     @_builtins.property
     def server(self) -> Global___ServerRecord:
         """The server that the effect calls: the primary."""
@@ -1534,6 +1538,10 @@ class SplitGroupEffect(_message.Message):
     @_builtins.property
     def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The shards that leave the group."""
+
+    @_builtins.property
+    def backup(self) -> Global___ServerRecord:
+        """The server of the backup that both groups keep. Not set if there is none."""
 
     def __init__(
         self,
@@ -1543,10 +1551,12 @@ class SplitGroupEffect(_message.Message):
         term: _builtins.int = ...,
         server: Global___ServerRecord | None = ...,
         shards: _abc.Iterable[_builtins.int] | None = ...,
+        keeps_term: _builtins.int = ...,
+        backup: Global___ServerRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "server", b"server"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "server", b"server", "shards", b"shards", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "generation", b"generation", "group", b"group", "keeps_term", b"keeps_term", "server", b"server", "shards", b"shards", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

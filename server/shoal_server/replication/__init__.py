@@ -7,5 +7,6 @@ has the contract. Only `shoal_server.serving` and `shoal_server.process` import 
 from shoal_server.replication.backups import Backups
 from shoal_server.replication.copies import Copies
 from shoal_server.replication.copy_pace import CopyPace
+from shoal_server.replication.splits import Splits
 
-__all__ = ["Backups", "Copies", "CopyPace"]
+__all__ = ["Backups", "Copies", "CopyPace", "Splits"]

@@ -15,7 +15,7 @@ from shoal._transport import Connection, Frame, decoded, send_error
 from shoal.v1 import replica_pb2
 from shoal_server.replication.pieces import fill, received_place
 from shoal_server.replication.received import EarlyInputs, ReceivedGradients, ReplicaMemory
-from shoal_server.shards import LockGroup, decode_input
+from shoal_server.shards import GroupSplit, LockGroup, decode_input
 
 # Seconds for the primary to open its second lane, and for inputs in progress to end.
 _SECOND_LANE_S, _END_S = 10.0, 60.0
@@ -33,6 +33,8 @@ class BackupLink:
         pool: provides memory for gradients.
         memory: counts the bytes of gradients and inputs.
         region: returns the bytes of a region of the lane's segment, by its number.
+        divide: called with this connection and the primary's last input if that splits the group.
+        copies: of a part of a group that was split: the lane on which this end sends. The group has its values then.
 
     Attributes:
         group: as given.
@@ -49,12 +51,15 @@ class BackupLink:
         pool: BufferPool,
         memory: ReplicaMemory,
         region: Callable[[int], np.ndarray],
+        divide: Callable[["BackupLink", GroupSplit], object],
+        copies: Connection | None = None,
     ) -> None:
         self.group, self._lane, self.term = group, lane, hello.term
         self.primary = hello.server, hello.incarnation
-        self.complete = False
+        self.complete = copies is not None
+        self._divide = divide
         self._changed = threading.Condition()  # guards _copies, _stopped and _ended
-        self._copies: Connection | None = None  # the lane on which this end sends
+        self._copies = copies  # the lane on which this end sends
         self._confirming = threading.Lock()  # held while a frame is sent on _copies; no other lock is taken under it
         self._stopped = self._ended = False
         self._gradients = ReceivedGradients(group, pool, memory, region)
@@ -68,7 +73,10 @@ class BackupLink:
             ShoalError: why it ended.
         """
         try:
-            self._lane.send(Frame.END)  # the group has its memory
+            if self.complete:
+                self._confirm(0)
+            else:
+                self._lane.send(Frame.END)  # the group has its memory
             self._lane.detect_loss()  # this end sends on the other lane
             self._receive()
         except errors.ShoalError as error:
@@ -115,20 +123,18 @@ class BackupLink:
                 raise errors.Unreachable(f"the first lane of this replica from {copies.peer} has ended")
             if self._copies:
                 raise errors.BadRequest(f"{copies.peer} opened the second lane of a replica twice; open it once")
-            copies.send(Frame.END)  # a new connection takes a frame without a wait
-            # A descriptor of its own, because `run` may close the lane before anybody waits. Another connection may
-            # then have the number of the lane's descriptor.
-            same = os.dup(copies.fileno())
+            follow = accept_copies(copies)
             self._copies = copies
             self._changed.notify_all()
-        return partial(_await_end, same, copies.peer)
+        return follow
 
     def _receive(self) -> None:
-        lane = self._lane
-        kind = lane.begin()
-        if kind is not Frame.STATE:
-            raise errors.BadFrame(f"{lane.peer} sent {kind.name} before the state of a replica")
-        state, missing = decoded(replica_pb2.GroupState, lane), self.group.stored_elements
+        lane, state, missing = self._lane, replica_pb2.GroupState(), 0
+        if not self.complete:
+            kind = lane.begin()
+            if kind is not Frame.STATE:
+                raise errors.BadFrame(f"{lane.peer} sent {kind.name} before the state of a replica")
+            state, missing = decoded(replica_pb2.GroupState, lane), self.group.stored_elements
         while True:
             if not missing and not self.complete:
                 told = self.group.arrive(self._last)
@@ -178,7 +184,11 @@ class BackupLink:
                     case "values_hash":
                         self.group.check_hash(it.values_hash)
                     case _:
-                        self.group.follow(decode_input(it, self._gradients.take), told=told)
+                        event = decode_input(it, self._gradients.take)
+                        if isinstance(event, GroupSplit):
+                            self._divide(self, event)
+                        else:
+                            self.group.follow(event, told=told)
         except BaseException:
             if self.group.follows:
                 self.group.close()  # it lacks an input that was confirmed, so it must not be promoted
@@ -215,6 +225,18 @@ class BackupLink:
                 send_error(copies, error)
 
 
+def accept_copies(copies: Connection) -> Callable[[], None]:
+    """Tells the primary that the second lane of a replica is accepted.
+
+    Returns:
+        A function that waits until the lane is closed, at this end or the other one, and raises Unreachable then.
+    """
+    copies.send(Frame.END)  # a new connection takes a frame without a wait
+    # A descriptor of its own, because the lane may be closed before anybody waits. Another connection may then have the
+    # number of the lane's descriptor.
+    return partial(_await_end, os.dup(copies.fileno()), copies.peer)
+
+
 def _await_end(descriptor: int, peer: str) -> None:
     """Waits until a connection ends, closes this descriptor of it, and raises Unreachable."""
     try:
@@ -226,4 +248,4 @@ def _await_end(descriptor: int, peer: str) -> None:
     raise errors.Unreachable(f"{peer} ended the connection of a replica")
 
 
-__all__ = ["BackupLink"]
+__all__ = ["BackupLink", "accept_copies"]

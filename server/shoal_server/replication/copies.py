@@ -4,12 +4,13 @@ A group has two of them while its backup moves. A backup has one of its own befo
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from shoal import errors
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.calling_server import CallingServer
 from shoal_server.replication.copy_pace import CopyPace
+from shoal_server.replication.part_link import PartLink
 from shoal_server.replication.primary_link import PrimaryLink
 from shoal_server.shards import CopyState, LockGroup, ShardStore
 
@@ -87,6 +88,50 @@ class Copies:
         for link in self._take_earlier(request):
             link.close()
 
+    def open_parts(self, group: LockGroup, request: pb.SplitGroupRequest) -> Sequence[PartLink]:
+        """Opens the connections of the two parts of a group to its backup, before it is split.
+
+        Args:
+            group: the group.
+            request: the split, which names the backup.
+
+        Returns:
+            The connection of the part that keeps the group's number, and that of the other one.
+
+        Raises:
+            BadRequest: the group has no such backup, or its server does not accept the connections.
+        """
+        with self._lock:
+            link = self._by_group.get((request.job, request.group), {}).get(request.keeps_term)
+        where = f"{request.job}: lock group {request.group} cannot be split with its backup"
+        if link is None or link.group is not group:
+            raise errors.BadRequest(f"{where}: it has no backup of term {request.keeps_term}")
+        leave = sorted(request.shards)
+        rest = [shard.layout.shard for shard in group.shards if shard.layout.shard not in leave]
+        about = request, link.backup, self._identity(request.job), self._on_broken
+        opened: list[PartLink] = []
+        try:
+            for shards in (rest, leave):
+                opened.append(PartLink(group, shards, *about))
+                opened[-1].open()
+        except errors.ShoalError as error:
+            close_all(opened)
+            raise errors.BadRequest(f"{where} on {link.backup.server}: {error.message}; repeat the call") from None
+        return opened
+
+    def add_parts(self, job: str, opened: Sequence[PartLink], parts: Sequence[LockGroup]) -> None:
+        """Keeps the connections of the parts of a group that was split.
+
+        Args:
+            job: name of the job.
+            opened: the connections.
+            parts: the groups.
+        """
+        with self._lock:
+            for link, part in zip(opened, parts, strict=True):
+                link.group = part
+                self._by_group[job, part.number] = {link.log.term: link}
+
     def _group(self, request: pb.AddBackupRequest | pb.DropBackupRequest) -> LockGroup:
         return self._store.hosted.numbered(request.job, request.generation, request.group)
 
@@ -108,15 +153,19 @@ class Copies:
         """Forgets the connections of a job whose shards were dropped. Their groups have closed them."""
         with self._lock:
             taken = [self._by_group.pop(key) for key in [key for key in self._by_group if key[0] == job]]
-        for link in [link for links in taken for link in links.values()]:
-            link.close()
+        close_all(link for links in taken for link in links.values())
 
     def close(self) -> None:
         """Ends all connections."""
         with self._lock:
             taken, self._by_group = [*self._by_group.values()], {}
-        for link in [link for links in taken for link in links.values()]:
-            link.close()
+        close_all(link for links in taken for link in links.values())
 
 
-__all__ = ["Copies"]
+def close_all(links: Iterable[PrimaryLink]) -> None:
+    """Ends some connections."""
+    for link in links:
+        link.close()
+
+
+__all__ = ["Copies", "close_all"]

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from itertools import count
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import structlog
 
 from shoal import errors
@@ -25,7 +26,7 @@ from shoal._transport import (
     decoded,
     received_error,
 )
-from shoal._wire import Buffer, CallLayout
+from shoal._wire import Buffer, CallLayout, ShardLayout
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import replica_pb2
@@ -90,6 +91,11 @@ class PrimaryLink:
         self._shared: SharedGradients | None = None  # memory for gradients, if the backup is on this host
         self._backlog = 0  # bytes of gradients that were sent while the copy grew
         self._late = LateSender(self.gradient, self._send_all, self._fail_unexpectedly)
+
+    @property
+    def backup(self) -> pb.Peer:
+        """The server of the backup."""
+        return self._request.backup
 
     def start(self) -> None:
         """Starts to copy."""
@@ -233,28 +239,43 @@ class PrimaryLink:
             request = self._request
             with ExitStack() as undo:
                 with self._sending:  # inputs that come meanwhile follow the state
-                    inputs = self._open(replica_pb2.ReplicaHello.INPUTS)
-                    copies = self._open(replica_pb2.ReplicaHello.COPIES)
+                    inputs = self._open(self._hello(replica_pb2.ReplicaHello.INPUTS))
+                    copies = self._open(self._hello(replica_pb2.ReplicaHello.COPIES))
                     copies.detect_loss()  # this end sends on the other lane
                     start = self.group.begin_copy(self.log, request.keeps_term, as_backup=request.as_backup)
                     undo.callback(start.end)
-                    self._room = SendRoom(inputs.fileno())
-                    if self._closed:
-                        self._room.close()
-                    self._inputs = inputs
+                    self._send_on(inputs)
                     inputs.send(Frame.STATE, [start.state.SerializeToString()])
                     for number, payload in start.gradients.items():
                         self._send_arrays(number, payload)
-                threading.Thread(target=self._receive, args=(copies,), name="copies", daemon=True).start()
-                self._late.start()
+                self._start_threads(copies)
                 self._send_values(start)
         except errors.ShoalError as error:
             self._fail(error)
         except Exception as error:
             self._fail_unexpectedly(error)
 
-    def _open(self, direction: replica_pb2.ReplicaHello.Direction.ValueType) -> Connection:
-        """Opens a lane to the backup's server, and waits until the server has accepted the replica."""
+    def _send_on(self, inputs: Connection) -> None:
+        """Sends inputs on a lane from now on."""
+        self._room = SendRoom(inputs.fileno())
+        if self._closed:
+            self._room.close()
+        self._inputs = inputs
+
+    def _start_threads(self, copies: Connection) -> None:
+        """Starts to receive on a lane what the backup has, and to send what cannot be sent at once."""
+        threading.Thread(target=self._receive, args=(copies,), name="copies", daemon=True).start()
+        self._late.start()
+
+    def _layouts(self) -> Iterable[ShardLayout]:
+        """Returns the layouts of the shards that the backup has."""
+        return [shard.layout for shard in self.group.shards]
+
+    def _slab_values(self) -> Sequence[np.ndarray]:
+        """Returns an array of the size and dtype of each slab that the backup has."""
+        return self.group.slab_values
+
+    def _hello(self, direction: replica_pb2.ReplicaHello.Direction.ValueType) -> replica_pb2.ReplicaHello:
         request, identity = self._request, self._identity
         hello = replica_pb2.ReplicaHello(
             direction=direction,
@@ -265,9 +286,14 @@ class PrimaryLink:
             server=identity.server,
             incarnation=identity.incarnation,
         )
-        if direction == replica_pb2.ReplicaHello.INPUTS:
-            hello.config.CopyFrom(self.group.config.to_proto(shard.layout for shard in self.group.shards))
+        if direction != replica_pb2.ReplicaHello.COPIES:
+            hello.config.CopyFrom(self.group.config.to_proto(self._layouts()))
             hello.kernels, hello.grant = compilation.processor(), request.grant
+        return hello
+
+    def _open(self, hello: replica_pb2.ReplicaHello) -> Connection:
+        """Opens a lane to the backup's server, and waits until the server has accepted the replica."""
+        request, identity = self._request, self._identity
         with ExitStack() as undo:
             calls = GrpcCalls(request.backup.address, identity.credentials)
             undo.callback(calls.close)
@@ -277,7 +303,7 @@ class PrimaryLink:
                     f"{request.backup.server} has no lanes, so it cannot have a backup; start it without --lanes 0"
                 )
             target = Target(request.backup.address, CallLayout(()), calls, offer, identity.credentials)
-            shared = self._memory_for(offer) if direction == replica_pb2.ReplicaHello.INPUTS else None
+            shared = self._memory_for(offer) if hello.HasField("config") else None
             lane, welcome = LaneFactory().connect(target, pb.LaneHello(segment=shared.offer() if shared else None))
         if shared:
             shared.shared()
@@ -298,7 +324,7 @@ class PrimaryLink:
 
     def _memory_for(self, offer: pb.AttachReply) -> SharedGradients | None:
         """Returns memory for gradients if the backup's server is on this host, and gradients are large."""
-        layout = RegionLayout(self.group.slab_values)
+        layout = RegionLayout(self._slab_values())
         if offer.host != host_id() or layout.nbytes < SHARED_FROM_BYTES:
             return None
         try:

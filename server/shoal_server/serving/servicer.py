@@ -12,7 +12,7 @@ from shoal._wire import ShardLayout, check_address, check_text
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
 from shoal_server.checkpoints import CheckpointWriter, cut_session
-from shoal_server.replication import Copies
+from shoal_server.replication import Copies, Splits
 from shoal_server.serving.endpoint import Endpoint
 from shoal_server.serving.pending_reply import PendingReply
 from shoal_server.serving.service import DataService
@@ -71,6 +71,7 @@ class ParameterServerServicer:
         writer: CheckpointWriter | None = None,
     ) -> None:
         self._store, self._endpoints, self._service, self._copies = store, endpoints, service, copies
+        self._splits = Splits(store, copies, service.backups)
         self._writer = writer or CheckpointWriter(None)
         # A storage that hangs must not take the threads of other calls.
         self.Restore = _rpc.Pooled(self._restore, self._writer.restore_threads)
@@ -167,9 +168,7 @@ class ParameterServerServicer:
     @_rpc.servicer
     def SplitGroup(self, request: pb.SplitGroupRequest, context: grpc.ServicerContext) -> pb.SplitGroupReply:
         _check_awaited(request.job, context)
-        self._store.split(
-            request.job, request.generation, request.group, request.shards, request.term, context.is_active
-        )
+        self._splits.split(request, context.is_active)
         return pb.SplitGroupReply()
 
     @_rpc.servicer

@@ -6,8 +6,17 @@ through `shoal_server.checkpoints`. These import what this module exports; the p
 are internal. This package knows neither RPCs nor files.
 """
 
-from shoal_server.shards.group import MAX_PAUSE_S, CallWait, Confirmation, CopyStart, CopyState, InputLog, LockGroup
-from shoal_server.shards.machine.events import AnswerPush, LockGroupEvent, WorkerProgress
+from shoal_server.shards.group import (
+    MAX_PAUSE_S,
+    CallWait,
+    Confirmation,
+    CopyStart,
+    CopyState,
+    InputLog,
+    LockGroup,
+    check_parts,
+)
+from shoal_server.shards.machine.events import AnswerPush, GroupSplit, LockGroupEvent, WorkerProgress
 from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.machine.replica_inputs import decode as decode_input
 from shoal_server.shards.machine.replica_inputs import encode as encode_input
@@ -35,6 +44,7 @@ __all__ = [
     "CopyStart",
     "CopyState",
     "Cut",
+    "GroupSplit",
     "InputLog",
     "JobShardConfig",
     "LockGroup",
@@ -50,6 +60,7 @@ __all__ = [
     "Stamp",
     "ValueReader",
     "WorkerProgress",
+    "check_parts",
     "decode_input",
     "encode_input",
 ]

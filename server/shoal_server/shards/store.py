@@ -9,7 +9,7 @@ from shoal._limits import catalogue
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
 from shoal.status import BrokenReplica, UndeliveredNorm
-from shoal_server.shards.group import LockGroup, check_parts
+from shoal_server.shards.group import InputLog, LockGroup
 from shoal_server.shards.hosted_groups import HostedGroups
 from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.values import JobShardConfig, ReaderMemory, needed_bytes
@@ -101,8 +101,10 @@ class ShardStore:
         shards: Sequence[int],
         term: int,
         is_wanted: Callable[[], bool] = lambda: True,
+        keeps: int = 0,
+        logs: Sequence[InputLog] = (),
     ) -> None:
-        """Makes two lock groups of one. A repetition has no effect.
+        """Makes two lock groups of one.
 
         Args:
             job: name of the job.
@@ -111,6 +113,8 @@ class ShardStore:
             shards: the shards that leave the group. The smallest one is the number of the new group.
             term: number of the coordinator's decision.
             is_wanted: returns whether the caller still waits.
+            keeps: the term of the backup that both groups keep; 0 if there is none.
+            logs: the logs of both groups if there is one.
 
         Raises:
             BadRequest: the group cannot be split in this way.
@@ -119,22 +123,28 @@ class ShardStore:
             Cancelled: the caller does not wait any more.
             UnknownJob, UnknownShard, StaleGeneration: this server does not have the group.
         """
-        check_parts(job, number, shards)
         group = self.hosted.numbered(job, generation, number)
-        if self._is_split(job, number, shards, term):
-            return
-        try:
-            group.split(shards, term, partial(self.hosted.divide, group), is_wanted)
-        except errors.Moved:
-            if not self._is_split(job, number, shards, term):  # by another call
-                raise
+        group.split(shards, term, partial(self.hosted.divide, group), is_wanted, keeps, logs)
 
-    def _is_split(self, job: str, number: int, shards: Sequence[int], term: int) -> bool:
+    def parts(self, job: str, number: int, shards: Sequence[int]) -> Sequence[LockGroup]:
+        """Returns the two groups of a group that was split here: the one with its number, and the one of these shards.
+
+        Args:
+            job: name of the job.
+            number: number of the group.
+            shards: the shards that left the group.
+
+        Returns:
+            None of them if the group was not split in this way.
+
+        Raises:
+            UnknownJob: this server does not host the job.
+        """
         groups = self.hosted.of_job(job)
         rest, part = groups.get(number), groups.get(min(shards))
-        if not rest or not part or min(rest.term, part.term) < term or any(shard in rest for shard in shards):
-            return False
-        return {shard.layout.shard for shard in part.shards} == set(shards)
+        if not rest or not part or any(shard in rest for shard in shards):
+            return ()
+        return (rest, part) if {shard.layout.shard for shard in part.shards} == set(shards) else ()
 
     def add_backup(self, config: JobShardConfig, layouts: Iterable[ShardLayout], term: int) -> LockGroup:
         """Creates the backup of a lock group, without its values. It replaces a backup of an earlier term.

@@ -94,6 +94,7 @@ class GroupShell:
         self._followed_term = self.term  # of a backup: the term in which it was begun
         self._ahead = 0  # of a backup: inputs that the primary believes it has, and that are not carried out yet
         self._moved = False  # other servers or lock groups have the shards now
+        self._settles = False  # it was split, and its last answers wait until its backup has the split
 
     @property
     def closed(self) -> bool:
@@ -115,7 +116,8 @@ class GroupShell:
                 self._split.refuse(self._gone())
         if self._norms:
             self._norms.close()
-        self._logs.close()
+        if not self._settles:
+            self._logs.close()
         tickets.refuse_all([*waiting, *tickets.answered_by(effects)], self._gone(), self.config.name)
         self.commit_gate.close()  # last, so that held commits find the group closed
 

@@ -138,6 +138,20 @@ class InputLog:
         with self._changed:
             self._complete_from = inputs
 
+    def begin_complete(self) -> bool:
+        """Makes answers wait for the backup from now on, which has the values, or gets them by the earlier log.
+
+        The backup confirms that it has them with the number 0.
+
+        Returns:
+            Whether the connection is open. If not, nothing has changed.
+        """
+        with self._changed:
+            if self._state is not CopyState.GROWING:
+                return False
+            self._state = CopyState.COMPLETE
+        return True
+
     def send_gradient(self, payload: Payload) -> None:
         """Sends the arrays of a push before it is staged. Called without the lock of the group."""
         number = self.sender.gradient(payload)
@@ -261,6 +275,19 @@ class InputLog:
             if copied and (self._state is not CopyState.CLOSED or self._copied >= number):
                 return
         raise self.unconfirmed()
+
+    def settle(self, number: int) -> bool:
+        """Waits until the backup has this input, its connection is broken, or `COPY_WAIT_S` are over.
+
+        Args:
+            number: number of the input.
+
+        Returns:
+            Whether the backup has it.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._copied >= number or self._state is not CopyState.COMPLETE, COPY_WAIT_S)
+            return self._copied >= number
 
     def unconfirmed(self) -> errors.Moved:
         """Returns the error of a call that the backup has not confirmed in time, or before the group was closed."""

@@ -170,6 +170,11 @@ class InputLogs:
         for before, log in self._logs:
             log.wait(number - before)
 
+    def settle(self) -> None:
+        """Waits until each complete copy has the last input, its connection is broken, or too much time has passed."""
+        for before, log in self._logs:
+            log.settle(self._number - before)
+
     def unconfirmed(self) -> errors.ShoalError:
         """Returns the error of a call that a copy has not confirmed in time, or before the group was closed."""
         behind = [log for log in self if log.backlog]

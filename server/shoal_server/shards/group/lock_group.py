@@ -240,7 +240,8 @@ class LockGroup(SplittableGroup):
     def abandon(self, ticket: PullTicket) -> None:
         """Removes a waiting pull. A closed group has none."""
         with self._lock:
-            self._feed(events.PullAbandoned(ticket))
+            if not self._closed:
+                self._feed(events.PullAbandoned(ticket))
 
     def admit(self, worker: str, incarnation: int, rank: int) -> int:
         """Admits a worker.

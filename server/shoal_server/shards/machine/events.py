@@ -235,6 +235,19 @@ class ValuesRestored:
     step: int
 
 
+@dataclass(frozen=True, slots=True)
+class GroupSplit:
+    """The lock group is split: the last event of its machine. Those of its parts continue from this state.
+
+    Attributes:
+        shards: the shards that leave the group.
+        term: number of the coordinator's decision.
+    """
+
+    shards: tuple[int, ...]
+    term: int
+
+
 LockGroupEvent = (
     WorkerAdmitted
     | WorkerFenced
@@ -254,6 +267,7 @@ LockGroupEvent = (
     | CutRequested
     | ValuesRestored
     | LearningRateSet
+    | GroupSplit
 )
 
 # Effects, besides `Fold` and `Apply`.

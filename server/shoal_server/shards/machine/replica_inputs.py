@@ -212,6 +212,11 @@ _FORMS: Mapping[type, _Form] = {
         lambda it, _, __: it.learning_rate.to_proto(),
         lambda it, _: events.LearningRateSet(Schedule.from_proto(it)),
     ),
+    events.GroupSplit: _Form(
+        "group_split",
+        lambda it, _, __: pb.GroupSplitInput(shards=it.shards, term=it.term),
+        lambda it, _: events.GroupSplit(tuple(it.shards), it.term),
+    ),
 }
 _DECODERS = {form.field: form.decode for form in _FORMS.values()}
 

@@ -129,6 +129,16 @@ class StoredShards:
 
         return StoredShards(config, [self.by_number[it].layout for it in numbers], counting, slab_of=moved)
 
+    def part_shapes(self, layouts: Iterable[ShardLayout]) -> list[np.ndarray]:
+        """Returns an array of zeros for each slab that a part with these shards would have, of its size and dtype.
+
+        Args:
+            layouts: layouts of the shards.
+        """
+        slabs = CallLayout(layouts).slabs
+        dtypes = [self.slabs[self.places[slab.keys[0]][0]].values.dtype for slab in slabs]
+        return [np.broadcast_to(dtype.type(0), (it.elements,)) for it, dtype in zip(slabs, dtypes, strict=True)]
+
     def values_hash(self) -> int:
         """Returns a CRC-32 of all values and slots, which tells whether a backup has the same bits."""
         checksum = 0
