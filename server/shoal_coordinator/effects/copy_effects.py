@@ -32,6 +32,8 @@ FIRST_POLL_S, MAX_POLL_S = 0.02, 0.5
 SPLIT_S = 30.0
 # The longest pause between two attempts to split a group, in seconds.
 MAX_SPLIT_POLL_S = 30.0
+# Attempts to split a group with its backup that its server refuses: of an earlier version, or with a broken connection.
+MOST_REFUSALS = 3
 # Seconds in which a copy must get further. The network or the backup's server hangs otherwise.
 STALLED_S = 30.0
 # Seconds in which a server must answer a probe. A server answers at once, whatever else it does.
@@ -49,15 +51,17 @@ def no_grant(copy: CopyGrant, backup: str, incarnation: int) -> str:  # noqa: AR
     return ""
 
 
-def grant_of(effect: AddBackup, incarnation_of: Callable[[ServerRef], int], grant_for: GrantFor) -> str:
-    """Returns the grant with which the primary makes a backup.
+def grant_of(effect: AddBackup | SplitGroup, incarnation_of: Callable[[ServerRef], int], grant_for: GrantFor) -> str:
+    """Returns the grant with which the primary makes a backup, or splits one; empty for a split without a backup.
 
     Args:
-        effect: the copy to make.
+        effect: the copy to make, or the split.
         incarnation_of: returns the incarnation of a live server, or 0. No server accepts a grant for 0.
         grant_for: signs.
     """
     server, backup = effect.server, effect.backup
+    if backup is None:
+        return ""
     copy = CopyGrant(
         effect.job.name, effect.generation, effect.group, effect.term, server.member, incarnation_of(server)
     )
@@ -139,15 +143,19 @@ def tell(effect: DropBackup | Promote, calls: ServerCalls) -> GroupTold:
     return GroupTold(effect.job, effect.group, effect.term, effect=effect.number)
 
 
-def split(effect: SplitGroup, calls: ServerCalls, wait: Callable[[float], bool]) -> GroupTold:
+def split(
+    effect: SplitGroup, calls: ServerCalls, wait: Callable[[float], bool], grant_of_attempt: Callable[[], str] = str
+) -> GroupTold | BackupFailed:
     """Makes two lock groups of one, as often as it takes: a busy group may have no moment at which it can be split.
 
-    The decision is never taken back, because an earlier attempt may still be carried out.
+    The decision is never taken back, because an earlier attempt may still be carried out. But if the group cannot be
+    split with its backup, the backup has failed. Then the group is split without one.
 
     Args:
         effect: the group, and the shards that leave it.
         calls: the calls to servers.
         wait: waits for some seconds; returns True at once if the coordinator stops.
+        grant_of_attempt: returns a new grant, which allows the primary to split its backup.
 
     Returns:
         The outcome.
@@ -163,16 +171,22 @@ def split(effect: SplitGroup, calls: ServerCalls, wait: Callable[[float], bool])
         group=effect.group,
         term=effect.term,
         shards=effect.shards,
+        keeps_term=effect.keeps_term,
     )
-    poll_s = MAX_POLL_S
+    poll_s, refusals = MAX_POLL_S, 0
     while True:
         calls.check_wanted(effect.server)
+        request.grant = grant_of_attempt()
         try:
             calls.call(effect.server, "SplitGroup", request, timeout_s=SPLIT_S)
         except (errors.Moved, errors.Cancelled, *errors.SHARDS_LOST):
             raise
         except errors.ShoalError as error:  # nothing is lost: the group goes on as it is
             _log.warning("a lock group is not split yet", job=effect.job.name, group=effect.group, reason=error.message)
+            refusals += isinstance(error, errors.BadRequest)
+            if effect.backup and refusals >= MOST_REFUSALS:
+                reason = f"server {effect.server.member} cannot split its shards with their backup: {error.message}"
+                return BackupFailed(effect.job, effect.group, effect.term, reason, effect=effect.number)
         else:
             return GroupTold(effect.job, effect.group, effect.term, effect=effect.number)
         if wait(poll_s):
@@ -212,6 +226,7 @@ def probe(effect: ProbeServer, calls: ServerCalls) -> ServerProbed:
 __all__ = [
     "FIRST_POLL_S",
     "MAX_POLL_S",
+    "MOST_REFUSALS",
     "PROBE_S",
     "STALLED_S",
     "GrantFor",

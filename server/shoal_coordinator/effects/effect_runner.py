@@ -337,12 +337,11 @@ class EffectRunner:
                 held = CutHeld(effect.job)
                 return checkpoint_cut.take_cut(effect, calls, lambda: self._host.held(held))
             case AddBackup():
-                grant = copy_effects.grant_of(effect, self._host.incarnation, self._grant_for)
-                return copy_effects.add_backup(effect, calls, self._stopped.wait, time.monotonic, grant)
+                return copy_effects.add_backup(effect, calls, self._stopped.wait, time.monotonic, self._grant(effect))
             case DropBackup() | Promote():
                 return copy_effects.tell(effect, calls)
             case SplitGroup():
-                return copy_effects.split(effect, calls, self._stopped.wait)
+                return copy_effects.split(effect, calls, self._stopped.wait, lambda: self._grant(effect))
             case DropCopy():
                 copy_effects.drop_copy(effect, calls)
             case ProbeServer():
@@ -350,6 +349,9 @@ class EffectRunner:
             case CommitCheckpoint():
                 return checkpoint_commit.commit(effect, calls, self._saving_catalogue(effect), self._host.published)
         return events.EffectDone(effect=effect.number)
+
+    def _grant(self, effect: AddBackup | SplitGroup) -> str:
+        return copy_effects.grant_of(effect, self._host.incarnation, self._grant_for)
 
     @property
     def _checkpoints(self) -> Catalogue:

@@ -78,13 +78,17 @@ class Promote(_CopyEffect):
 
 @dataclass(frozen=True, slots=True)
 class SplitGroup(_CopyEffect):
-    """Makes two lock groups of one, on the server of both. The outcome is `GroupTold`.
+    """Makes two lock groups of one, on the server of both. The outcome is `GroupTold`, or `BackupFailed`.
 
     Attributes:
         shards: the shards that leave the group.
+        keeps_term: the term in which the backup was begun that both groups keep; 0 if there is none.
+        backup: the server of that backup; None if there is none. If it cannot be kept, the outcome is `BackupFailed`.
     """
 
     shards: tuple[int, ...]
+    keeps_term: int = 0
+    backup: ServerRef | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,12 +261,17 @@ def _promote(job: JobRef, number: int, record: state_pb2.PromoteEffect) -> Promo
 def _split_group_record(effect: SplitGroup) -> state_pb2.SplitGroupEffect:
     record: state_pb2.SplitGroupEffect = _group_record(state_pb2.SplitGroupEffect, effect)
     record.shards.extend(effect.shards)
+    if effect.backup:
+        record.keeps_term = effect.keeps_term
+        record.backup.member, record.backup.address = effect.backup
     return record
 
 
 def _split_group(job: JobRef, number: int, record: state_pb2.SplitGroupEffect) -> SplitGroup:
     [server] = _servers([record.server])
-    return SplitGroup(job, record.generation, record.group, record.term, server, tuple(record.shards), number=number)
+    [backup] = _servers([record.backup]) if record.HasField("backup") else (None,)
+    about = record.generation, record.group, record.term, server, tuple(record.shards)
+    return SplitGroup(job, *about, record.keeps_term, backup, number=number)
 
 
 def _probe_server_record(effect: ProbeServer) -> state_pb2.ProbeServerEffect:

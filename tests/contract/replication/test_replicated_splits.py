@@ -6,6 +6,7 @@ Server 0 has the primary, and server 1 the backup. The test plays the coordinato
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,7 @@ class TestTheOtherPart:
             rig.terms += 1
             rig.call(1, "SplitGroup", rig.request(0, [3], keeps=0))
             for number in (0, 3):
-                wait_until(lambda number=number: old[number].broken_replicas, what="the end of the connection")
+                wait_until(partial(getattr, old[number], "broken_replicas"), what="the end of the connection")
                 payload = {slab: np.ones(it.size, it.dtype) for slab, it in enumerate(old[number].slab_values)}
                 old[number].stage(Stamp("w0", 1, 0), 1.0, 0, payload)
                 waiting = old[number].confirmation(set())

@@ -51,8 +51,11 @@ async def tell(tasks: "EffectTasks", effect: DropBackup | Promote) -> GroupTold:
     return GroupTold(effect.job, effect.group, effect.term, effect=effect.number)
 
 
-async def split(tasks: "EffectTasks", effect: SplitGroup) -> GroupTold:
-    """Makes two lock groups of one, as often as it takes."""
+async def split(tasks: "EffectTasks", effect: SplitGroup) -> GroupTold | BackupFailed:
+    """Makes two lock groups of one, as often as it takes. Simulated servers do not split a group with a backup."""
+    if effect.backup:
+        reason = "the server is of an earlier version"
+        return BackupFailed(effect.job, effect.group, effect.term, reason, effect=effect.number)
     request = messages.SplitGroup(effect.job.name, effect.generation, effect.group, effect.term, effect.shards)
     poll_s = MAX_POLL_S
     while True:

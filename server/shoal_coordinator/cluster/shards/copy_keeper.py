@@ -177,7 +177,7 @@ class CopyKeeper:
 
         Args:
             job: the job.
-            group: the group, which has no backup.
+            group: the group, of which no copy is being made. If it has a backup, the parts have it, too.
             shards: the shards.
         """
         self._emit(job.copies.split(group.group, shards))
@@ -372,8 +372,7 @@ def _saves_on(effect: Effect, server: str) -> bool:
 
 def _terms(group: GroupCopies) -> set[int]:
     """Returns the terms in which the other copies of a group were begun."""
-    terms = {group.backup_term} if group.backup else set()
-    return terms | {group.term} if group.growing else terms
+    return {*group.backup_terms, group.term} if group.growing else {*group.backup_terms}
 
 
 def _connected(group: GroupCopies, report: BrokenReplica) -> tuple[ServerRef, ServerRef]:

@@ -244,7 +244,7 @@ class CopyMachine:
         if found and found.growing and found.term == term:
             self._attempts_of(group).fail(found.growing.member, reason, now)
             return self.keep_backup(group) if found.backup else [self._leave_alone(found)]
-        if found and found.backup and found.backup_term == term:
+        if found and found.backup and term in found.backup_terms:
             self._attempts_of(group).fail(found.backup.member, reason, now)
             return [self._leave_alone(found)]
         return []
@@ -264,7 +264,9 @@ class CopyMachine:
         if not found or found.told:
             return []
         self._table.put(*found.known())
-        return [self.free(group, found.former)] if found.former else []
+        effects: list[Effect] = [self.free(group, found.former)] if found.former else []
+        now = self._table.groups[group]
+        return [*effects, self._split_effect(now)] if now.split_off else effects
 
     def free(self, group: int, server: ServerRef) -> DropCopy:
         """Frees the copy of a group on a server that should have none now."""
@@ -303,10 +305,14 @@ class CopyMachine:
         return [self._promote(found, keeps=found.grown)]
 
     def split(self, group: int, split_off: tuple[int, ...]) -> list[Effect]:
-        """Makes some shards of a group, which has no backup, a group of their own on the same server."""
+        """Makes some shards of a group a group of their own on the same servers."""
         found = self._table.groups[group].split(split_off)
         self._table.put(found)
-        return [SplitGroup(self._ref, self._generation, group, found.term, found.primary, split_off)]
+        return [self._split_effect(found)]
+
+    def _split_effect(self, group: GroupCopies) -> SplitGroup:
+        about = self._ref, self._generation, group.group, group.term, group.primary, group.split_off
+        return SplitGroup(*about, group.backup_term, group.backup)
 
     def release(self, group: int) -> list[Effect]:
         """Drops the backup of a group, because it has to be on another server, or nowhere."""

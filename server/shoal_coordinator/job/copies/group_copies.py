@@ -28,7 +28,9 @@ class GroupCopies:
         former: the server that had a copy before the latest decision, and frees it when that decision is known; None if
             there is none.
         shards: its shards, in order.
-        split_off: those of its shards that become a group of their own when the primary knows the latest decision.
+        split_off: those of its shards that become a group of their own when the primary knows the latest decision. If
+            there is a `former` server, that decision is about a server which was lost before it told that it had split
+            the group. Then the split is decided again after it, without a backup.
         backup_term: the term in which the backup was begun; 0 if there is none.
         behind_backup: whether the backup makes the growing copy, to have a backup of its own when it is the primary.
         grown: whether the growing copy behind the backup is complete.
@@ -147,19 +149,33 @@ class GroupCopies:
         return replace(after, growing=None, behind_backup=False, grown=False)
 
     def split(self, split_off: tuple[int, ...]) -> "GroupCopies":
-        """Returns the state after the decision that some shards become a group of their own, on the same server."""
-        assert self.may_grow
+        """Returns the state after the decision that some shards become a group of their own, on the same servers."""
+        assert self.may_grow or self.may_move
         assert split_off
         assert set(split_off) <= set(self.shards) - {self.group}
         return replace(self, term=self.term + 1, told=False, split_off=split_off)
 
     def known(self) -> "tuple[GroupCopies, ...]":
-        """Returns the state after the latest decision is known, and that of the new group, if there is one."""
-        stay = tuple(it for it in self.shards if it not in self.split_off)
-        known = replace(self, told=True, former=None, promoted=False, shards=stay, split_off=())
+        """Returns the state after the latest decision is known, and that of the new group, if there is one.
+
+        If a split has to be decided again, that is done.
+        """
+        known = replace(self, told=True, former=None, promoted=False, split_off=())
         if not self.split_off:
             return (known,)
-        return known, replace(known, group=min(self.split_off), shards=self.split_off)
+        if self.former:
+            return (known.split(self.split_off),)
+        if self.backup:
+            known = replace(known, backup_term=self.term)  # each part has a connection that was begun with the split
+        stay = replace(known, shards=tuple(it for it in self.shards if it not in self.split_off))
+        return stay, replace(known, group=min(self.split_off), shards=self.split_off)
+
+    @property
+    def backup_terms(self) -> frozenset[int]:
+        """The terms that name the connections to the backup. While the group is split, there are earlier and later ones."""
+        if not self.backup:
+            return frozenset()
+        return frozenset({self.backup_term, self.term} if self.split_off else {self.backup_term})
 
     def to_proto(self) -> state_pb2.GroupCopiesRecord:
         """Returns the record of this group."""
@@ -218,7 +234,8 @@ class GroupCopies:
         assert self.former is None or self.former.member not in holders, "a copy is to be freed that is needed"
         assert self.term or (self.second is None and self.told)
         assert self.group == min(self.shards), "a group has not the name of its first shard"
-        assert not self.split_off or not (self.told or self.former), "a group splits off shards without a decision"
+        assert not (self.split_off and self.told), "a group splits off shards without a decision"
+        assert not (self.split_off and self.former and self.backup), "a group splits off shards with an unknown backup"
         assert set(self.split_off) <= set(self.shards) - {self.group}, "a group splits off shards that it does not have"
 
 

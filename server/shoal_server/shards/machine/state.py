@@ -64,10 +64,9 @@ class GroupState(GroupRecord):
                 return self._cut_requested(event)
             case events.ValuesAssigned() | events.ValuesRestored():
                 return self._values_overwritten(event)
-            case events.LearningRateSet() | events.GroupSplit():
-                if isinstance(event, events.LearningRateSet):
-                    self._learning_rate = event.learning_rate
-                return []  # the group makes the machines of its parts from this one
+            case events.LearningRateSet():
+                self._learning_rate = event.learning_rate
+        return []  # for a `GroupSplit`, too: the group makes the machines of its parts from this one
 
     def _worker_admitted(self, event: events.WorkerAdmitted) -> list[LockGroupEffect]:
         clock = self.clocks.get(event.worker)
