@@ -3,8 +3,8 @@
 `rebalance` decides what should move. A lock group moves as it moves off a server that is about to leave: a copy is made
 on the other server, which then becomes the primary. If a third server can take a copy, a replicated group has two
 complete copies at each moment: its backup moves to the other server first, and makes the next backup before it becomes
-the primary (docs/decisions/0088). A part of a group is split off before, on the primary and on the backup. One move of a
-job is in progress at a time.
+the primary (docs/decisions/0088). A part of a group is split off before, on the primary and on the backup. One move of
+a job is in progress at a time.
 """
 
 import math
@@ -180,10 +180,10 @@ class Rebalancer:
             self._advance(job, progress, now)
         elif not group.told or job.checkpoint_in_progress or not self._copies.may_split(group):
             pass  # later
-        elif not group.growing:
-            self._copies.split(job, group, move.shards)
-        elif not job.copies.is_replicated:  # else the copy is complete soon, or has failed
+        elif group.second and not job.copies.is_replicated:  # only the part has to move
             self._release(job, group)
+        elif not group.growing:  # else the copy is complete soon, or has failed
+            self._copies.split(job, group, move.shards)
 
     def _release(self, job: JobMachine, group: GroupCopies) -> None:
         """Gives up the backup of a group, which is made again after the move."""

@@ -172,7 +172,7 @@ class GroupCopies:
 
     @property
     def backup_terms(self) -> frozenset[int]:
-        """The terms that name the connections to the backup. While the group is split, there are earlier and later ones."""
+        """The terms that name the connections to the backup; two of them while the group is split."""
         if not self.backup:
             return frozenset()
         return frozenset({self.backup_term, self.term} if self.split_off else {self.backup_term})

@@ -107,7 +107,7 @@ class TestAServerThatComes:
         assert loads(rig) == even_over("s0", "s1", "s2")
         assert rig.status("a").copies == 2
         assert all(it.backup for it in groups(rig))
-        assert kinds.index(DropBackup) < kinds.index(SplitGroup)
+        assert kinds.index(SplitGroup) < kinds.index(DropBackup), "a backup was given up for a split"
         held = rig.machine.job("a").copies.backup_bytes()
         assert set(held) == {"s0", "s1", "s2"}
 
