@@ -962,6 +962,7 @@ class PromoteRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     KEEPS_TERM_FIELD_NUMBER: _builtins.int
+    SPLIT_OFF_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     """The generation of the placement."""
@@ -973,6 +974,12 @@ class PromoteRequest(_message.Message):
     """The term of AddBackup with which this server has made a copy, which is its backup from now on. 0 if there is none. If
     there is no such copy: ABORTED, MOVED.
     """
+    @_builtins.property
+    def split_off(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The shards that leave the group by a split that may not have been carried out. If this server has them as a group of
+        their own, this group also becomes a primary.
+        """
+
     def __init__(
         self,
         *,
@@ -981,10 +988,11 @@ class PromoteRequest(_message.Message):
         group: _builtins.int = ...,
         term: _builtins.int = ...,
         keeps_term: _builtins.int = ...,
+        split_off: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "job", b"job", "keeps_term", b"keeps_term", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "job", b"job", "keeps_term", b"keeps_term", "split_off", b"split_off", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1034,8 +1042,8 @@ class SplitGroupRequest(_message.Message):
     """The number of the coordinator's decision; see AddBackupRequest. Both groups have it."""
     keeps_term: _builtins.int
     """The term in which the complete backup of the group was begun. Both groups keep it, with connections of this `term`. 0
-    means that the groups have no backup. If a connection cannot be opened: FAILED_PRECONDITION, NOT_CONFIGURED. If the
-    group has another backup: INVALID_ARGUMENT, BAD_REQUEST.
+    means that the groups have no backup. If the group has another backup, or if its server does not accept a connection
+    or does not confirm that it has split its copy: INVALID_ARGUMENT, BAD_REQUEST.
     """
     grant: _builtins.str
     """The coordinator's permission to open the connections of both groups; see AddBackupRequest. It names this `group`."""

@@ -283,9 +283,11 @@ class ParameterServerServicer:
 
     def SplitGroup(self, request, context):
         """Makes two lock groups of one: some shards leave it and become a group of their own, with the same workers and steps.
-        The group must have no backup. It is split between two steps; if it does not come to such a moment: RESOURCE_EXHAUSTED,
-        OVERLOADED. Calls that wait are refused with ABORTED, MOVED, and so are those that name shards of both groups. If this
-        server is not the primary of the group, or knows a later term: ABORTED, MOVED. A repetition has no effect.
+        The group must have no backup except the one that the request names, which splits its copy, too. It is split between
+        two steps; if it does not come to such a moment: RESOURCE_EXHAUSTED, OVERLOADED. Calls that wait are refused with
+        ABORTED, MOVED, and so are those that name shards of both groups. If this server is not the primary of the group, or
+        knows a later term: ABORTED, MOVED. A repetition has no effect. If the group was split in an earlier term, its parts
+        continue without a backup.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -106,9 +106,11 @@ class ParameterServerStub:
     """
     SplitGroup: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SplitGroupRequest, _parameter_server_pb2.SplitGroupReply]
     """Makes two lock groups of one: some shards leave it and become a group of their own, with the same workers and steps.
-    The group must have no backup. It is split between two steps; if it does not come to such a moment: RESOURCE_EXHAUSTED,
-    OVERLOADED. Calls that wait are refused with ABORTED, MOVED, and so are those that name shards of both groups. If this
-    server is not the primary of the group, or knows a later term: ABORTED, MOVED. A repetition has no effect.
+    The group must have no backup except the one that the request names, which splits its copy, too. It is split between
+    two steps; if it does not come to such a moment: RESOURCE_EXHAUSTED, OVERLOADED. Calls that wait are refused with
+    ABORTED, MOVED, and so are those that name shards of both groups. If this server is not the primary of the group, or
+    knows a later term: ABORTED, MOVED. A repetition has no effect. If the group was split in an earlier term, its parts
+    continue without a backup.
     """
     SetRate: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SetRateRequest, _parameter_server_pb2.SetRateReply]
     """Sets the learning rate of a job's later updates on this server. A repetition has no effect."""
@@ -213,9 +215,11 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """
     SplitGroup: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SplitGroupRequest, _parameter_server_pb2.SplitGroupReply]  # type: ignore[assignment]
     """Makes two lock groups of one: some shards leave it and become a group of their own, with the same workers and steps.
-    The group must have no backup. It is split between two steps; if it does not come to such a moment: RESOURCE_EXHAUSTED,
-    OVERLOADED. Calls that wait are refused with ABORTED, MOVED, and so are those that name shards of both groups. If this
-    server is not the primary of the group, or knows a later term: ABORTED, MOVED. A repetition has no effect.
+    The group must have no backup except the one that the request names, which splits its copy, too. It is split between
+    two steps; if it does not come to such a moment: RESOURCE_EXHAUSTED, OVERLOADED. Calls that wait are refused with
+    ABORTED, MOVED, and so are those that name shards of both groups. If this server is not the primary of the group, or
+    knows a later term: ABORTED, MOVED. A repetition has no effect. If the group was split in an earlier term, its parts
+    continue without a backup.
     """
     SetRate: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SetRateRequest, _parameter_server_pb2.SetRateReply]  # type: ignore[assignment]
     """Sets the learning rate of a job's later updates on this server. A repetition has no effect."""
@@ -413,9 +417,11 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.SplitGroupReply, _abc.Awaitable[_parameter_server_pb2.SplitGroupReply]]:
         """Makes two lock groups of one: some shards leave it and become a group of their own, with the same workers and steps.
-        The group must have no backup. It is split between two steps; if it does not come to such a moment: RESOURCE_EXHAUSTED,
-        OVERLOADED. Calls that wait are refused with ABORTED, MOVED, and so are those that name shards of both groups. If this
-        server is not the primary of the group, or knows a later term: ABORTED, MOVED. A repetition has no effect.
+        The group must have no backup except the one that the request names, which splits its copy, too. It is split between
+        two steps; if it does not come to such a moment: RESOURCE_EXHAUSTED, OVERLOADED. Calls that wait are refused with
+        ABORTED, MOVED, and so are those that name shards of both groups. If this server is not the primary of the group, or
+        knows a later term: ABORTED, MOVED. A repetition has no effect. If the group was split in an earlier term, its parts
+        continue without a backup.
         """
 
     @_abc_1.abstractmethod

@@ -1481,6 +1481,7 @@ class PromoteEffect(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
     KEEPS_TERM_FIELD_NUMBER: _builtins.int
+    SPLIT_OFF_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """As in AddBackupEffect."""
     group: _builtins.int
@@ -1493,6 +1494,10 @@ class PromoteEffect(_message.Message):
     def server(self) -> Global___ServerRecord:
         """The server that the effect calls: the backup."""
 
+    @_builtins.property
+    def split_off(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in PromoteRequest."""
+
     def __init__(
         self,
         *,
@@ -1501,10 +1506,11 @@ class PromoteEffect(_message.Message):
         term: _builtins.int = ...,
         server: Global___ServerRecord | None = ...,
         keeps_term: _builtins.int = ...,
+        split_off: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "keeps_term", b"keeps_term", "server", b"server", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group", b"group", "keeps_term", b"keeps_term", "server", b"server", "split_off", b"split_off", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

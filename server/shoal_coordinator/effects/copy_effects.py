@@ -139,6 +139,8 @@ def tell(effect: DropBackup | Promote, calls: ServerCalls) -> GroupTold:
     )
     if isinstance(effect, DropBackup) and isinstance(request, pb.DropBackupRequest):
         request.as_backup = effect.as_backup
+    elif isinstance(effect, Promote) and isinstance(request, pb.PromoteRequest):
+        request.split_off.extend(effect.split_off)
     calls.call(effect.server, type(effect).__name__, request)
     return GroupTold(effect.job, effect.group, effect.term, effect=effect.number)
 

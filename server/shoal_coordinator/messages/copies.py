@@ -71,9 +71,12 @@ class Promote(_CopyEffect):
 
     Attributes:
         keeps_term: the term in which that server has begun a copy, which is its backup then; 0 if there is none.
+        split_off: the shards that leave the group by a split which the server may have carried out. If they are a group
+            of their own there, it becomes a primary, too.
     """
 
     keeps_term: int = 0
+    split_off: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

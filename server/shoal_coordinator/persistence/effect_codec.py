@@ -250,12 +250,14 @@ def _drop_copy(job: JobRef, number: int, record: state_pb2.DropCopyEffect) -> Dr
 def _promote_record(effect: Promote) -> state_pb2.PromoteEffect:
     record: state_pb2.PromoteEffect = _group_record(state_pb2.PromoteEffect, effect)
     record.keeps_term = effect.keeps_term
+    record.split_off.extend(effect.split_off)
     return record
 
 
 def _promote(job: JobRef, number: int, record: state_pb2.PromoteEffect) -> Promote:
     [server] = _servers([record.server])
-    return Promote(job, record.generation, record.group, record.term, server, record.keeps_term, number=number)
+    about = record.generation, record.group, record.term, server, record.keeps_term, tuple(record.split_off)
+    return Promote(job, *about, number=number)
 
 
 def _split_group_record(effect: SplitGroup) -> state_pb2.SplitGroupEffect:

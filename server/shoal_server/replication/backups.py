@@ -89,25 +89,32 @@ class Backups:
         follow()
 
     def promote(self, request: pb.PromoteRequest) -> int:
-        """Makes a backup the primary, and returns its version.
+        """Makes a backup the primary, and the part that was split off it if the request names it. Returns its version.
 
         Raises:
             Moved: the copy is not complete, or the term is over.
             StaleGeneration, UnknownJob, UnknownShard: this server does not have the group.
         """
+        version = self._promote(request, request.group, request.keeps_term)
+        if request.split_off:  # if the group was split, that has been carried out by now
+            for part in self._store.parts(request.job, request.group, request.split_off)[1:]:
+                self._promote(request, part.number)
+        return version
+
+    def _promote(self, request: pb.PromoteRequest, number: int, keeps: int = 0) -> int:
         while True:
             with self._lock:
-                group = self._store.hosted.numbered(request.job, request.generation, request.group)
-                link = self._by_group.get((request.job, request.group))
+                group = self._store.hosted.numbered(request.job, request.generation, number)
+                link = self._by_group.get((request.job, number))
             if link and link.group is group:
                 group.check_term(request.term)
-                group.keep_copy(request.keeps_term)  # inputs in progress may wait for another one
+                group.keep_copy(keeps)  # inputs in progress may wait for another one
                 link.stop()
                 if not link.complete:
-                    raise errors.Moved(f"{request.job}: this server has no complete copy of lock group {request.group}")
+                    raise errors.Moved(f"{request.job}: this server has no complete copy of lock group {number}")
                 if group.closed and self._is_divided(group):
                     continue  # the part with this number has a connection of its own
-            return group.promote(request.term, request.keeps_term)
+            return group.promote(request.term, keeps)
 
     def _is_divided(self, group: LockGroup) -> bool:
         job, number = group.config.name, group.number

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 from shoal import errors
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_server.replication.backups import Backups
 from shoal_server.replication.copies import Copies, close_all
 from shoal_server.shards import LockGroup, ShardStore, check_parts
 
@@ -15,11 +14,10 @@ class Splits:
     Args:
         store: the shards.
         copies: the connections to backups.
-        backups: the connections from primaries.
     """
 
-    def __init__(self, store: ShardStore, copies: Copies, backups: Backups) -> None:
-        self._store, self._copies, self._backups = store, copies, backups
+    def __init__(self, store: ShardStore, copies: Copies) -> None:
+        self._store, self._copies = store, copies
 
     def split(self, request: pb.SplitGroupRequest, is_wanted: Callable[[], bool] = lambda: True) -> None:
         """Makes two lock groups of one. A repetition has no effect.
@@ -65,13 +63,9 @@ class Splits:
 
     def _settle(self, parts: Sequence[LockGroup], request: pb.SplitGroupRequest) -> None:
         """Makes two parts what the request wants. Those of later terms stay as they are."""
-        if parts and parts[0].follows and parts[0].term <= request.term:
-            raise errors.Moved(f"{request.job}: this server has the backup of lock group {request.group}")
         for part in parts:
             job, generation, number, term = request.job, request.generation, part.number, request.term
-            if part.follows and part.term <= request.term:
-                self._backups.promote(pb.PromoteRequest(job=job, generation=generation, group=number, term=term))
-            elif part.term < request.term:
+            if part.term < request.term:
                 self._copies.drop(pb.DropBackupRequest(job=job, generation=generation, group=number, term=term))
             elif part.term == request.term and request.keeps_term:
                 self._await_backup(part, request)

@@ -71,7 +71,7 @@ class ParameterServerServicer:
         writer: CheckpointWriter | None = None,
     ) -> None:
         self._store, self._endpoints, self._service, self._copies = store, endpoints, service, copies
-        self._splits = Splits(store, copies, service.backups)
+        self._splits = Splits(store, copies)
         self._writer = writer or CheckpointWriter(None)
         # A storage that hangs must not take the threads of other calls.
         self.Restore = _rpc.Pooled(self._restore, self._writer.restore_threads)

@@ -104,16 +104,16 @@ def test_slots_and_the_learning_rate_have_the_same_bits(thread: ThreadPoolExecut
 class TestTheOtherPart:
     """The coordinator promotes the part with the name of the group first, and does not know of the other one."""
 
-    def test_becomes_a_primary_when_the_split_is_repeated(self, thread: ThreadPoolExecutor) -> None:
+    def test_becomes_a_primary_with_it(self, thread: ThreadPoolExecutor) -> None:
         with ReplicatedSplits(MODES["async"]) as rig:
             training = begin(rig, thread, 3, 40)
             rig.terms += 1
             rig.call(0, "SplitGroup", rig.request(0, [3, 5]))
             rig.kill(0)
-            rig.promote(0)
-            assert [group.follows for group in rig.groups(1).values()] == [False, True]
             wait_until(lambda: rig.groups(1)[3].broken_replicas, what="a part without a primary")
             assert [(it.term, it.primary) for it in rig.groups(1)[3].broken_replicas] == [(2, False)]
+            rig.promote(0, split_off=[3, 5])
+            assert [group.follows for group in rig.groups(1).values()] == [False, False]
             with pytest.raises(errors.Moved):
                 rig.stores[1].hosted.group("job", 1, [*range(6)])
             rig.terms += 1
@@ -129,7 +129,8 @@ class TestTheOtherPart:
             training = begin(rig, thread, 3, 40)
             rig.kill(0)
             rig.terms += 1
-            rig.promote(0)
+            rig.promote(0, split_off=[3, 5])
+            assert sorted(rig.groups(1)) == [0]
             rig.terms += 1
             rig.call(1, "SplitGroup", rig.request(0, [3, 5], keeps=0))
             rig.publish_split(0, [3, 5])
@@ -141,9 +142,7 @@ class TestTheOtherPart:
             rig.admit("w0")
             rig.split_both(0, [3])
             old = rig.groups(0)
-            rig.promote(0)
-            rig.terms += 1
-            rig.call(1, "SplitGroup", rig.request(0, [3], keeps=0))
+            rig.promote(0, split_off=[3])
             for number in (0, 3):
                 wait_until(partial(getattr, old[number], "broken_replicas"), what="the end of the connection")
                 payload = {slab: np.ones(it.size, it.dtype) for slab, it in enumerate(old[number].slab_values)}

@@ -129,10 +129,11 @@ class ReplicatedSplits(Splits):
         parts = {it.layout.shard: min(shards) if it.layout.shard in shards else group for it in whole}
         self._publish(parts, lambda it: replace(it, group=parts[it.layout.shard], term=self.terms))
 
-    def promote(self, group: int, server: int = 1) -> None:
+    def promote(self, group: int, server: int = 1, split_off: Sequence[int] = ()) -> None:
         """Makes a backup the primary, and publishes the placement."""
         self.terms += 1
-        self.call(server, "Promote", pb.PromoteRequest(job="job", generation=1, group=group, term=self.terms))
+        request = pb.PromoteRequest(job="job", generation=1, group=group, term=self.terms, split_off=split_off)
+        self.call(server, "Promote", request)
         place = {"server": f"server-{server}", "address": self.addresses[server], "term": self.terms}
         names = [it.layout.shard for it in self.placement.by_group()[group]]
         self._publish(names, lambda it: replace(it, **place))

@@ -366,14 +366,16 @@ class CopyMachine:
     def _leave_alone(self, group: GroupCopies) -> Effect:
         alone = group.alone()
         self._table.put(alone)
-        kind = Promote if alone.promoted else DropBackup  # a server that is not the primary yet has to become it
-        return kind(self._ref, self._generation, group.group, alone.term, group.primary)
+        about = self._ref, self._generation, group.group, alone.term, group.primary
+        # A server that is not the primary yet has to become it.
+        return Promote(*about, split_off=alone.split_off) if alone.promoted else DropBackup(*about)
 
     def _promote(self, group: GroupCopies, *, keeps: bool) -> Promote:
         after = group.handed_over(keeps=keeps)
         self._table.put(after)
         self.stay(group.group)
-        return Promote(self._ref, self._generation, group.group, after.term, after.primary, after.backup_term)
+        about = self._ref, self._generation, group.group, after.term, after.primary
+        return Promote(*about, after.backup_term, after.split_off)
 
     def _at(self, group: int, term: int) -> GroupCopies | None:
         found = self._table.groups.get(group)
