@@ -305,10 +305,11 @@ HELLO = replica_pb2.ReplicaHello(job="job", generation=1, group=0, term=1, kerne
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"direction": 0}, "the direction 0; it must be INPUTS or COPIES"),
+        ({"direction": 0}, "the direction 0; it must be INPUTS, COPIES or PART"),
         ({"direction": 1}, "is not that of lock group 0 of job job"),
         ({"direction": 1, "job": "a\nb"}, "the name of the job"),
         ({"direction": 2}, "no copy of lock group 0"),
+        ({"direction": 3}, "is not that of lock group 0 of job job"),
     ],
     ids=str,
 )

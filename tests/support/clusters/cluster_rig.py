@@ -194,7 +194,8 @@ class Rig:
     ) -> None:
         """Lets a server report that a connection of a group broke: that of the primary and its backup by default."""
         machine = self.machine.job(job)
-        found = next(it for it in machine.copies.groups if it.group == group)
+        known = {it.group: it for it in machine.copies.groups}
+        found = known.get(group, known[min(known)])  # of a part that the coordinator does not know
         assert machine.placement
         report = BrokenReplica(
             job,

@@ -11,7 +11,7 @@ from shoal import _rpc, errors
 from shoal._security import CopyGrant
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import parameter_server_pb2_grpc
-from shoal_coordinator.effects.copy_effects import STALLED_S, add_backup
+from shoal_coordinator.effects.copy_effects import MOST_REFUSALS, STALLED_S, add_backup
 from shoal_coordinator.effects.effect_queues import queue_of
 from shoal_coordinator.effects.effect_runner import EffectReport, EffectRunner
 from shoal_coordinator.messages import (
@@ -140,6 +140,33 @@ def test_a_group_is_split_as_soon_as_its_server_can(bench: Bench, error: errors.
     assert bench.run(effect) == GroupTold(A, 2, 7, effect=11)
     calls = bench.notes.of(pb.SplitGroupRequest)
     assert calls == 2 * [pb.SplitGroupRequest(job="a", generation=4, group=2, term=7, shards=[5, 6])]
+    assert effect_from_proto(11, effect_to_proto(effect)) == effect
+
+
+def test_a_group_is_split_with_its_backup(bench: Bench) -> None:
+    bench.notes.split_errors += [errors.BadRequest("a connection broke")] * (MOST_REFUSALS - 1)
+    effect = SplitGroup(A, 4, 2, 7, bench.server, (5, 6), 3, OTHER, number=11)
+    assert bench.run(effect) == GroupTold(A, 2, 7, effect=11)
+    grant = grant_for(CopyGrant("a", 4, 2, 7, "s0", 5), "s1", 1)
+    asked = pb.SplitGroupRequest(job="a", generation=4, group=2, term=7, shards=[5, 6], keeps_term=3, grant=grant)
+    assert bench.notes.of(pb.SplitGroupRequest) == MOST_REFUSALS * [asked]
+    assert effect_from_proto(11, effect_to_proto(effect)) == effect
+
+
+def test_a_backup_that_a_server_cannot_split_has_failed(bench: Bench) -> None:
+    bench.notes.split_errors += [errors.BadRequest("end it with DropBackup first")] * MOST_REFUSALS
+    outcome = bench.run(SplitGroup(A, 4, 2, 7, bench.server, (5, 6), 3, OTHER, number=11))
+    assert isinstance(outcome, BackupFailed)
+    assert (outcome.group, outcome.term, outcome.effect) == (2, 7, 11)
+    assert outcome.reason == "server s0 cannot split its shards with their backup: end it with DropBackup first"
+    assert not bench.notes.split_errors
+
+
+def test_a_new_primary_is_told_of_a_split_that_may_not_have_been_carried_out(bench: Bench) -> None:
+    effect = Promote(A, 4, 2, 7, bench.server, split_off=(5, 6), number=11)
+    assert bench.run(effect) == GroupTold(A, 2, 7, effect=11)
+    [asked] = bench.notes.of(pb.PromoteRequest)
+    assert [*asked.split_off] == [5, 6]
     assert effect_from_proto(11, effect_to_proto(effect)) == effect
 
 

@@ -66,6 +66,43 @@ def answered(logs: InputLogs, number: int) -> Callable[[], str]:
     return lambda: "".join(outcomes)
 
 
+class TestALogThatIsCompleteFromTheBeginning:
+    """Of a part of a group: its backup has the values when it has split its copy."""
+
+    def test_holds_all_answers_until_the_backup_has_the_values(self) -> None:
+        part, logs = log(3), InputLogs("job")
+        assert part.begin_complete()
+        logs.begin(part)
+        told = answered(logs, 0)
+        assert (told(), part.complete, part.state) == ("", False, CopyState.COMPLETE)
+        part.copied(0)
+        assert (told(), part.complete) == ("given", True)
+        logs.add(events.FoldsDone())
+        told = answered(logs, 1)
+        assert told() == ""
+        part.copied(1)
+        assert told() == "given"
+        assert part.settle(1)
+
+    def test_does_not_begin_if_its_connection_has_broken(self) -> None:
+        part = log(3)
+        part.fail("no network")
+        assert not part.begin_complete()
+        assert part.state is CopyState.ENDED
+
+    def test_waits_for_a_decision_if_its_connection_breaks(self) -> None:
+        part, logs = log(3), InputLogs("job")
+        part.begin_complete()
+        logs.begin(part)
+        told = answered(logs, 0)
+        part.fail("no network")
+        assert (told(), part.state) == ("", CopyState.BROKEN)
+        assert not part.settle(0), "it waits although nobody confirms"
+        logs.settle()
+        part.end()
+        assert told() == "given"
+
+
 @pytest.fixture
 def logs() -> InputLogs:
     """The logs of two complete copies. The second one was begun after an input."""

@@ -34,6 +34,7 @@ STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     Cursor | None: st.none() | st.builds(Cursor, NUMBERS, NUMBERS),
     optim.Schedule: SCHEDULES,
     tuple[float, ...]: st.lists(FLOATS | st.just(math.inf)).map(tuple),
+    tuple[int, ...]: st.lists(RANKS).map(tuple),
 }
 # Events that overwrite values. A group that has a backup has begun, so they cannot happen.
 NEVER_SENT = {events.ValuesAssigned, events.ValuesRestored}
