@@ -26,7 +26,7 @@ CASES = [("primary", "sync"), ("backup", "async"), ("primary", "async"), ("backu
 
 def groups(training: ExactTraining) -> dict[int, tuple[str, str]]:
     """Returns the servers of the primary and of the backup of each lock group."""
-    return {it.group: (it.server, it.backup) for it in training.placement.shards}
+    return {number: (it[0].server, it[0].backup) for number, it in training.placement.by_group().items()}
 
 
 # In the short form, each kill in one of the modes.

@@ -49,6 +49,7 @@ def rebalance(
     *,
     splits: bool = True,
     smallest_bytes: int = SMALLEST_MOVE_BYTES,
+    barred: Mapping[int, str] | None = None,
 ) -> Move | None:
     """Returns what should move next; None if the shares are even, or cannot become more even.
 
@@ -58,7 +59,9 @@ def rebalance(
             servers of `groups` are among them.
         splits: whether a group may be split.
         smallest_bytes: bytes that are not worth a move.
+        barred: a server for each group to which it must not move; None if there are none.
     """
+    barred = barred or {}
     loads = dict.fromkeys(servers, 0)
     for group in groups.values():
         loads[group.server] += group.nbytes
@@ -69,7 +72,9 @@ def rebalance(
     least = max(TOLERANCE * mean / 2, smallest_bytes)
     if gap <= max(TOLERANCE * mean, 2 * least):
         return None
-    there = {number: group for number, group in groups.items() if group.server == fullest}
+    there = {
+        number: group for number, group in groups.items() if group.server == fullest and barred.get(number) != emptiest
+    }
     share = min(loads[fullest] - mean, mean - loads[emptiest])
     for wanted in (share, gap / 2):  # perhaps all shards are larger than the share
         # Less than the gap, so that the two servers come nearer to each other.
@@ -96,6 +101,8 @@ def _best(
     def miss(nbytes: int) -> float:
         return abs(nbytes - wanted)
 
+    if not groups:
+        return None
     whole = [number for number, group in groups.items() if least <= group.nbytes <= most]
     best = min(whole, key=lambda it: (miss(groups[it].nbytes), it), default=None)
     if splits and (best is None or miss(groups[best].nbytes) > least):

@@ -9,7 +9,7 @@ a job is in progress at a time.
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -35,10 +35,12 @@ class _Progress:
     Attributes:
         move: the move. Once its shards have been split off, it is that of the whole new group.
         begun_at: seconds of Unix time.
+        of_backup: whether only the backup of the group moves.
     """
 
     move: Move
     begun_at: float
+    of_backup: bool = False
 
 
 class Rebalancer:
@@ -114,12 +116,23 @@ class Rebalancer:
         usable = {member for member, _ in self._servers if member not in failing} | {it.server for it in loads.values()}
         servers = {member: held()[member] for member in usable}
         move = rebalance(loads, servers, splits=job.copies.may_split, smallest_bytes=self._smallest_bytes)
+        of_backup = move is None and job.copies.is_replicated
+        if of_backup:
+            move = self._backup_move(job, servers)
         if move and move.server not in failing:
-            self._moves[job.ref] = _Progress(move, now)
+            self._moves[job.ref] = _Progress(move, now, of_backup)
         elif failing:
             self._to_check[job.ref] = min(failing.values())
         else:
             del self._to_check[job.ref]
+
+    def _backup_move(self, job: JobMachine, servers: Mapping[str, int]) -> Move | None:
+        """Decides which backup moves next, so that the backups take memory and network of all servers."""
+        groups = [(it, it.backup.member) for it in job.copies.groups if it.backup]
+        loads = {it.group: GroupLoad(server, job.copies.shard_bytes(it)) for it, server in groups}
+        barred = {it.group: it.primary.member for it, _ in groups}
+        usable = {**dict.fromkeys((it.server for it in loads.values()), 0), **servers}
+        return rebalance(loads, usable, splits=False, smallest_bytes=self._smallest_bytes, barred=barred)
 
     def _pause_of(self, job: JobRef, server: str) -> tuple[float, float]:
         return self._failures.get((job, server), (0.0, 0.0))
@@ -136,15 +149,17 @@ class Rebalancer:
             self._to_check[job.ref] = now + LOOK_S
         elif move.shards:
             self._split(job, group, progress, now)
-        elif group.primary.member == move.server:
-            if group.told:
+        elif group.primary.member == move.server or (progress.of_backup and _has_backup_on(group, move.server)):
+            if group.told and not group.growing:
                 self._end(job.ref)
                 self._to_check[job.ref] = now
-        elif group.backup and group.backup.member == move.server:
+        elif _has_backup_on(group, move.server):
             self._hand_over(job, group, progress, now)
         elif group.second is None or (group.may_move and job.copies.is_replicated):
             job.copies.move(move.group, move.server)
-        elif group.second.member != move.server and not (group.backup and job.copies.is_replicated):
+        elif group.second.member != move.server and not (
+            progress.of_backup or (group.backup and job.copies.is_replicated)
+        ):
             self._release(job, group)
 
     def _hand_over(self, job: JobMachine, group: GroupCopies, progress: _Progress, now: float) -> None:
@@ -194,6 +209,10 @@ class Rebalancer:
         progress, job = self._moves.pop(ref, None), self._jobs.find_live(ref)
         if progress and job:
             job.copies.stay(progress.move.group)
+
+
+def _has_backup_on(group: GroupCopies, server: str) -> bool:
+    return group.backup is not None and group.backup.member == server
 
 
 __all__ = ["PAUSE_S", "SETTLED_S", "Rebalancer"]

@@ -144,7 +144,7 @@ def test_a_group_is_split_as_soon_as_its_server_can(bench: Bench, error: errors.
 
 
 def test_a_group_is_split_with_its_backup(bench: Bench) -> None:
-    bench.notes.split_errors += [errors.BadRequest("a connection broke")] * (MOST_REFUSALS - 1)
+    bench.notes.split_errors.extend([errors.BadRequest("a connection broke")] * (MOST_REFUSALS - 1))
     effect = SplitGroup(A, 4, 2, 7, bench.server, (5, 6), 3, OTHER, number=11)
     assert bench.run(effect) == GroupTold(A, 2, 7, effect=11)
     grant = grant_for(CopyGrant("a", 4, 2, 7, "s0", 5), "s1", 1)
@@ -154,7 +154,7 @@ def test_a_group_is_split_with_its_backup(bench: Bench) -> None:
 
 
 def test_a_backup_that_a_server_cannot_split_has_failed(bench: Bench) -> None:
-    bench.notes.split_errors += [errors.BadRequest("end it with DropBackup first")] * MOST_REFUSALS
+    bench.notes.split_errors.extend([errors.BadRequest("end it with DropBackup first")] * MOST_REFUSALS)
     outcome = bench.run(SplitGroup(A, 4, 2, 7, bench.server, (5, 6), 3, OTHER, number=11))
     assert isinstance(outcome, BackupFailed)
     assert (outcome.group, outcome.term, outcome.effect) == (2, 7, 11)
