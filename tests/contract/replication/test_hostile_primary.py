@@ -53,6 +53,10 @@ def staged(gradient: int, weight: float = 1.0) -> bytes:
     return inputs(replica_pb2.ReplicaInput(number=1, staged=push))
 
 
+def split_off(*shards: int) -> bytes:
+    return inputs(replica_pb2.ReplicaInput(number=1, group_split=replica_pb2.GroupSplitInput(shards=shards, term=4)))
+
+
 def state_with_waiting_push(sent: bytes) -> bytes:
     state = replica_pb2.GroupState.FromString(sent[8:])
     state.permits.waiting.add(place=replica_pb2.Place(rank=0, incarnation=1), ticket=1)
@@ -69,8 +73,11 @@ def state_with_waiting_push(sent: bytes) -> bytes:
         (piece(1, 0, 2) + staged(1), errors.BadFrame, "gradient 1, which is incomplete"),
         (staged(1, float("inf")), errors.BadRequest, "weight inf"),
         (inputs(replica_pb2.ReplicaInput(number=2)), errors.BadFrame, "input 2 after input 0"),
+        (split_off(9), errors.BadRequest, r"the shards \[9\], which this backup cannot do"),
+        (split_off(0), errors.BadRequest, r"the shards \[0\], which this backup cannot do"),
+        (split_off(), errors.BadRequest, r"the shards \[\], which this backup cannot do"),
     ],
-    ids=["start", "long", "short frame", "slab", "incomplete", "weight", "number"],
+    ids=["start", "long", "short frame", "slab", "incomplete", "weight", "number", "shards", "name", "no shards"],
 )
 def test_what_is_not_valid_ends_the_connection(
     copy: list[bytes], memory: ReplicaMemory, sent: bytes, error: type[errors.ShoalError], says: str

@@ -4,8 +4,9 @@ Server 0 has the primary, and server 1 the backup. The test plays the coordinato
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,13 @@ import numpy as np
 import pytest
 
 from shoal import consistency, errors, optim
-from shoal._transport import shared_memory
+from shoal._transport import Frame, shared_memory
+from shoal.v1 import replica_pb2
+from shoal_server.optimizers import compilation
 from shoal_server.replication.parked_link import ParkedLink
 from shoal_server.replication.part_link import PartLink
 from shoal_server.shards import CopyState, Stamp
+from support.clusters.shard_servers import RawLane
 from support.clusters.split_servers import (
     AT_ONCE,
     FEW,
@@ -260,6 +264,69 @@ class TestTheMoment:
                 rig.call(0, "SplitGroup", rig.request(0, [2]))
                 rig.publish_split(0, [2])
             rig.check_same()
+
+
+def part_hello(rig: ReplicatedSplits, shards: Sequence[int] = (3,), **changed: Any) -> bytes:
+    """Returns the hello with which server 0 opens the connection of a part."""
+    group = rig.groups()[0]
+    hello = replica_pb2.ReplicaHello(
+        direction=replica_pb2.ReplicaHello.PART,
+        job="job",
+        generation=1,
+        group=min(shards),
+        term=2,
+        server="server-0",
+        incarnation=1,
+        config=group.config.to_proto(it.layout for it in group.shards if it.layout.shard in shards),
+        kernels=compilation.processor(),
+    )
+    for name, value in changed.items():
+        setattr(hello, name, value)
+    return hello.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "says"),
+    [
+        ({"server": "eve"}, errors.Moved, "no complete copy of lock group 0"),
+        ({"incarnation": 2}, errors.Moved, "no complete copy of lock group 0"),
+        ({"split_from": 1}, errors.Moved, "no complete copy of lock group 1"),
+        ({"term": 0}, errors.Moved, "term 0 of lock group 0 is over"),
+        ({"group": 2}, errors.BadRequest, "not that of lock group 2"),
+        ({"kernels": "others"}, errors.UnequalKernels, "the kernels of server-0 are for others"),
+    ],
+    ids=str,
+)
+def test_a_connection_of_a_part_that_makes_no_sense_is_refused(
+    changed: dict[str, Any], error: type[errors.ShoalError], says: str
+) -> None:
+    with ReplicatedSplits(MODES["async"]) as rig, rig.lane(1) as lane:
+        lane.send(Frame.REPLICA, part_hello(rig, **changed))
+        with pytest.raises(error, match=says):
+            lane.answer(Frame.END)
+
+
+def test_a_group_has_two_parked_connections_at_most_and_those_of_a_later_term_replace_them() -> None:
+    with ReplicatedSplits(MODES["async"]) as rig, ExitStack() as opened:
+        before = rig.open_lanes
+
+        def park(**changed: Any) -> RawLane:
+            lane = opened.enter_context(rig.lane(1))
+            lane.send(Frame.REPLICA, part_hello(rig, **changed))
+            lane.answer(Frame.END)
+            return lane
+
+        park(shards=[3])
+        park(shards=[3])  # a repetition replaces the first
+        park(shards=[0, 1, 2, 4, 5])
+        with pytest.raises(errors.BadRequest, match="can only be split into two parts"):
+            park(shards=[5])
+        park(shards=[5], term=3)
+        with pytest.raises(errors.Moved, match="there is a later split"):
+            park(shards=[3])
+        wait_until(lambda: rig.open_lanes == before + 1, what="the end of the others")
+        rig.drop_backup(0)
+        wait_until(lambda: rig.open_lanes == 0, what="the end of the parked connection")
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
