@@ -105,6 +105,23 @@ def test_slots_and_the_learning_rate_have_the_same_bits(thread: ThreadPoolExecut
             assert again.push(ones(VARIABLES)).outcome == "accepted"
 
 
+def test_both_parts_answer_a_repeated_push_as_the_first_one_was(thread: ThreadPoolExecutor) -> None:
+    with ReplicatedSplits(MODES["sync"]) as rig:
+        rig.admit("w0"), rig.admit("w1")
+        with rig.worker("w0") as first, rig.worker("w1") as second:
+            first.pull(), second.pull()
+            pushed = thread.submit(second.push, ones(FEW))
+            answers = [first.push(ones(FEW)).outcome, pushed.result(20).outcome]
+        rig.split_both(0, [2, 5])
+        rig.kill(0)
+        rig.promote(0)
+        rig.promote(2)
+        with rig.worker("w0") as first, rig.worker("w1") as second:
+            again = [worker.push(ones(FEW)).outcome for worker in (first, second)]
+        assert again == answers == 2 * ["accepted"]
+        np.testing.assert_array_equal(rig.values()["small"], np.full(SMALL, -1))
+
+
 class TestTheOtherPart:
     """The coordinator promotes the part with the name of the group first, and does not know of the other one."""
 
