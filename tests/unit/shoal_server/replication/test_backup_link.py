@@ -15,7 +15,7 @@ from shoal_server.replication.backup_link import BackupLink
 def link() -> BackupLink:
     lane = MagicMock(peer="p:1", begin=MagicMock(side_effect=errors.Unreachable("the primary is gone")))
     memory: Any = MagicMock()
-    return BackupLink(MagicMock(), lane, replica_pb2.ReplicaHello(job="a"), memory, memory, memory)
+    return BackupLink(MagicMock(), lane, replica_pb2.ReplicaHello(job="a"), memory, memory, memory, memory)
 
 
 def test_a_second_lane_that_arrives_after_the_end_is_refused(link: BackupLink) -> None:
