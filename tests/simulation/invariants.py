@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from shoal.consistency import BoundedStaleness, Synchronous
 from shoal.v1 import state_pb2
-from shoal_server.shards.machine.events import Admission, WorkerProgress
+from shoal_server.shards.machine.events import Admission
 from shoal_server.shards.machine.mode import Apply, Contribution
+from shoal_server.shards.machine.worker_progress import WorkerProgress
 from simulation.messages import PushName, Stamp
 from simulation.plan import Plan
 

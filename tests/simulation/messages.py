@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from shoal._wire import Cursor
 from shoal.consistency import Consistency
-from shoal_server.shards.machine.events import AnswerCut, WorkerProgress
+from shoal_server.shards.machine.events import AnswerCut
+from shoal_server.shards.machine.worker_progress import WorkerProgress
 
 
 class PushName(NamedTuple):

@@ -16,10 +16,11 @@ from shoal_server.shards.group import (
     LockGroup,
     check_parts,
 )
-from shoal_server.shards.machine.events import AnswerPush, GroupSplit, LockGroupEvent, WorkerProgress
+from shoal_server.shards.machine.events import AnswerPush, GroupSplit, LockGroupEvent
 from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.machine.replica_inputs import decode as decode_input
 from shoal_server.shards.machine.replica_inputs import encode as encode_input
+from shoal_server.shards.machine.worker_progress import WorkerProgress
 from shoal_server.shards.store import ShardStore
 from shoal_server.shards.values import (
     Arena,

@@ -12,6 +12,7 @@ from shoal_server.shards.machine import events
 from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.mode import Mode
 from shoal_server.shards.machine.state import GroupState
+from shoal_server.shards.machine.worker_progress import WorkerProgress
 from simulation import messages
 from simulation.disk import ShardFile
 from simulation.invariants import joined
@@ -239,10 +240,10 @@ class ServerNode(Node):
 
         await self.hosted.on_groups(request.job, release_all)
 
-    async def _hold(self, request: messages.HoldCommits, context: Context) -> dict[str, events.WorkerProgress]:
+    async def _hold(self, request: messages.HoldCommits, context: Context) -> dict[str, WorkerProgress]:
         del context
 
-        async def hold_all(groups: list[Replica]) -> dict[str, events.WorkerProgress]:
+        async def hold_all(groups: list[Replica]) -> dict[str, WorkerProgress]:
             found = []
             for group in groups:
                 await group.hold(request.cut)

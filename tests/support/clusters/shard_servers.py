@@ -33,7 +33,7 @@ from shoal_server.serving.lane_endpoint import LaneEndpoint
 from shoal_server.serving.registry import EndpointGroup
 from shoal_server.serving.service import DataService
 from shoal_server.serving.servicer import SERVICE, ParameterServerServicer, add_to_server
-from shoal_server.shards.machine.events import WorkerProgress
+from shoal_server.shards.machine.worker_progress import WorkerProgress
 from shoal_server.shards.store import ShardStore
 
 

@@ -18,6 +18,7 @@ from shoal_server.shards.group.splittable_group import SplittableGroup
 from shoal_server.shards.group.tickets import PullTicket, PushTicket
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.norm_exchange import check_squares, pushed_squares
+from shoal_server.shards.machine.worker_progress import WorkerProgress
 from shoal_server.shards.values import Arena, Cut, Payload, Reading, Selection, Shard, Stamp, StoredShards, ValueReader
 
 _NOBODY = ValueReader()
@@ -321,13 +322,13 @@ class LockGroup(SplittableGroup):
             self._readers.end_slow()
             raise
 
-    def progress(self) -> Mapping[str, events.WorkerProgress]:
+    def progress(self) -> Mapping[str, WorkerProgress]:
         """Returns each admitted worker's progress on these shards."""
         with self._lock:
             self._check_open()
             return self._state.progress()
 
-    def cut(self, progress: Mapping[str, events.WorkerProgress], within_s: float = NORM_WAIT_S) -> Cut:
+    def cut(self, progress: Mapping[str, WorkerProgress], within_s: float = NORM_WAIT_S) -> Cut:
         """Takes the snapshots for a checkpoint, after completing the pushes that any server has committed.
 
         If a step then waits for the norms of other servers, the snapshots are taken when the step has closed.

@@ -89,9 +89,12 @@ class SplittableGroup(ReplicatedGroup):
             self._try_split(pending)
         self._await_split(pending, is_wanted)
         _log.info("a lock group was split", job=self.config.name, group=self.number, shards=chosen, term=term)
+        self._end_split(settles=bool(logs))
+
+    def _end_split(self, *, settles: bool) -> None:
         self._logs.flush()
         self.close()
-        if logs:
+        if settles:
             self._logs.settle()  # what was told before the split waits for the backup, as always
             self._logs.close()
 

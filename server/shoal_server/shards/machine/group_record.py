@@ -18,6 +18,7 @@ from shoal_server.shards.machine.norm_exchange import NormExchange
 from shoal_server.shards.machine.permits import Permits
 from shoal_server.shards.machine.pulls import Pulls
 from shoal_server.shards.machine.replica_inputs import NumberOf, PayloadOf, decode_staged, encode_staged
+from shoal_server.shards.machine.worker_progress import WorkerProgress
 from shoal_server.shards.machine.worker_records import Answers, AppliedPushes, Fences
 
 
@@ -77,10 +78,10 @@ class GroupRecord:
         """Whether workers are admitted, or the values are no longer the initial ones."""
         return bool(self.clocks or self._used or self.version or self.furthest)
 
-    def progress(self) -> dict[str, events.WorkerProgress]:
+    def progress(self) -> dict[str, WorkerProgress]:
         """Returns each admitted worker's progress on this shard."""
         return {
-            worker: events.WorkerProgress(clock.incarnation, self._answers.committed(worker), clock.steps)
+            worker: WorkerProgress(clock.incarnation, self._answers.committed(worker), clock.steps)
             for worker, clock in self.clocks.items()
         }
 

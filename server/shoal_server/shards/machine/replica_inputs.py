@@ -17,6 +17,7 @@ from shoal.v1 import replica_pb2 as pb
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.mode import Contribution
 from shoal_server.shards.machine.norm_exchange import check_squares
+from shoal_server.shards.machine.worker_progress import WorkerProgress
 
 # Returns the number of a payload or of a ticket.
 NumberOf = Callable[[Any], int]
@@ -124,7 +125,7 @@ def _encode_cut(event: events.CutRequested) -> pb.CutInput:
 
 def _decode_cut(message: pb.CutInput) -> events.CutRequested:
     return events.CutRequested(
-        {it.worker: events.WorkerProgress(it.incarnation, it.committed, it.finished) for it in message.workers}
+        {it.worker: WorkerProgress(it.incarnation, it.committed, it.finished) for it in message.workers}
     )
 
 

@@ -23,6 +23,7 @@ from shoal_server.shards.machine import events
 from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.mode import Apply, Fold
 from shoal_server.shards.machine.state import GroupState
+from shoal_server.shards.machine.worker_progress import WorkerProgress
 from shoal_server.shards.store import ShardStore
 from shoal_server.shards.values.shard import JobShardConfig, Peer, Stamp
 from support.run_lengths import draws
@@ -139,7 +140,7 @@ class Cluster:
 
     def _cut(self) -> Iterator[None]:
         """Takes a cut, which must be the same state on all servers."""
-        progress: dict[str, events.WorkerProgress] = {}
+        progress: dict[str, WorkerProgress] = {}
         for machine in self.machines:
             machine.holds, machine.cut = True, None
             yield

@@ -15,7 +15,7 @@ from shoal._wire import Aggregation, ArenaLayout, Cursor, ShardLayout, Slab, Sli
 from shoal.variables import Variable
 from shoal_server.shards import JobShardConfig, LockGroup, ShardStore, Stamp
 from shoal_server.shards.group import splittable_group
-from shoal_server.shards.machine.events import WorkerProgress
+from shoal_server.shards.machine.worker_progress import WorkerProgress
 from support.group_states import plain
 from support.run_lengths import draws
 

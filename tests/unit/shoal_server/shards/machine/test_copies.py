@@ -24,12 +24,12 @@ from shoal_server.shards.machine.events import (
     RefusePull,
     WorkerAdmitted,
     WorkerFenced,
-    WorkerProgress,
     WorkerReleased,
     only,
 )
 from shoal_server.shards.machine.mode import Apply, PermitLimits
 from shoal_server.shards.machine.state import GroupState
+from shoal_server.shards.machine.worker_progress import WorkerProgress
 
 LIMITS = PermitLimits(workers=4, permits=4)
 

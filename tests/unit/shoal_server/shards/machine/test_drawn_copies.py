@@ -17,6 +17,7 @@ from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.mode import Apply, Fold, PermitLimits
 from shoal_server.shards.machine.replica_inputs import decode, encode
 from shoal_server.shards.machine.state import GroupState
+from shoal_server.shards.machine.worker_progress import WorkerProgress
 from support.group_states import Numbered, number_of, plain, without_tickets, written
 from support.run_lengths import draws
 
@@ -317,9 +318,9 @@ class DrawnCopies(RuleBasedStateMachine):
             worker = data.draw(st.sampled_from(sorted(progress)))
             it = progress[worker]
             committed = it.finished + more - 1
-            progress[worker] = events.WorkerProgress(it.incarnation, committed, committed + (more == 2))
+            progress[worker] = WorkerProgress(it.incarnation, committed, committed + (more == 2))
         if wrong:
-            progress["stranger"] = events.WorkerProgress(1, 1 << 53, 1 << 53)
+            progress["stranger"] = WorkerProgress(1, 1 << 53, 1 << 53)
         self.feed(events.CutRequested(progress))
 
     @rule(rate=st.sampled_from([0.5, 0.25]))

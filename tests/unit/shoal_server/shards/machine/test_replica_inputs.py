@@ -12,6 +12,7 @@ from shoal._wire import Cursor
 from shoal.v1 import replica_pb2 as pb
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.replica_inputs import decode, encode
+from shoal_server.shards.machine.worker_progress import WorkerProgress
 
 NUMBERS = st.integers(0, (1 << 53) - 1)
 RANKS = st.integers(0, (1 << 32) - 1)
@@ -43,7 +44,7 @@ KINDS: set[type] = set(get_args(events.LockGroupEvent))
 
 def drawn(kind: type) -> st.SearchStrategy[Any]:
     if kind is events.CutRequested:
-        progress = st.builds(events.WorkerProgress, NUMBERS, NUMBERS, NUMBERS)
+        progress = st.builds(WorkerProgress, NUMBERS, NUMBERS, NUMBERS)
         return st.builds(kind, st.dictionaries(NAMES, progress))
     if kind is events.PushStaged:
         weights = st.floats(min_value=0, allow_nan=False, allow_infinity=False)

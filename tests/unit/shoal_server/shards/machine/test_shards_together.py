@@ -31,11 +31,11 @@ from shoal_server.shards.machine.events import (
     PushStaged,
     WorkerAdmitted,
     WorkerFenced,
-    WorkerProgress,
     WorkerReleased,
 )
 from shoal_server.shards.machine.mode import Apply
 from shoal_server.shards.machine.state import GroupState
+from shoal_server.shards.machine.worker_progress import WorkerProgress
 from support.run_lengths import size
 
 GOAL = 12
