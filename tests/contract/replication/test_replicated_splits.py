@@ -271,8 +271,10 @@ class TestTheMoment:
                 before = rig.open_lanes
                 split = thread.submit(rig.split_both, 0, [2])
                 wait_until(lambda: rig.open_lanes == before + 4, what="the connections of the parts")
-                receivers[which].stop()
-                wait_until(lambda: senders[which].log.state is CopyState.ENDED, what="a broken connection")
+                wait_until(lambda: len(receivers) == 2, what="both threads of the backup")
+                receivers[which].stop()  # they may have come in another order than they were opened
+                ended = CopyState.ENDED
+                wait_until(lambda: any(it.log.state is ended for it in senders), what="a broken connection")
                 second.push(ones(FEW))
                 with pytest.raises(errors.BadRequest, match="cannot be split with its backup: the connection"):
                     split.result(20)
