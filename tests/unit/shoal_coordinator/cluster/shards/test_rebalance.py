@@ -1,5 +1,7 @@
 """Decisions about what moves, so that the servers of a job have equal shares."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,12 @@ def groups(**loads: dict[int, int]) -> dict[int, GroupLoad]:
     """Returns a lock group for each server, with the megabytes of its shards."""
     sizes = {server: {shard: MB * size for shard, size in shards.items()} for server, shards in loads.items()}
     return {min(shards): GroupLoad(server, shards) for server, shards in sizes.items()}
+
+
+def whole(**loads: list[int]) -> dict[int, GroupLoad]:
+    """Returns groups of one shard each, given their megabytes on each server."""
+    placed = [(server, size) for server, sizes in loads.items() for size in sizes]
+    return {number: GroupLoad(server, {number: MB * size}) for number, (server, size) in enumerate(placed)}
 
 
 def servers(*names: str) -> dict[str, int]:
@@ -33,10 +41,10 @@ def loads_of(found: dict[int, GroupLoad], names: dict[str, int]) -> dict[str, in
     return {name: sum(it.nbytes for it in found.values() if it.server == name) for name in names}
 
 
-def evened(found: dict[int, GroupLoad], names: dict[str, int]) -> tuple[dict[int, GroupLoad], int]:
+def evened(found: dict[int, GroupLoad], names: dict[str, int], **options: Any) -> tuple[dict[int, GroupLoad], int]:
     """Returns the groups after all moves, and the number of moves."""
     moves = 0
-    while move := rebalance(found, names):
+    while move := rebalance(found, names, **options):
         moved = after(found, move)
         before = loads_of(found, names)
         assert sum(it**2 for it in loads_of(moved, names).values()) < sum(it**2 for it in before.values())
@@ -123,3 +131,48 @@ def test_moves_come_to_an_end_and_leave_nothing_that_one_shard_could_mend(sizes:
     assert moves <= 4 * shard
     assert {shard: size for group in found.values() for shard, size in group.shards.items()} == before
     assert all(number == min(group.shards) for number, group in found.items())
+
+
+def test_another_group_moves_instead_of_one_that_is_barred_from_the_emptiest_server() -> None:
+    found, names = whole(a=[8, 8], b=[8]), servers("a", "b", "c")
+    assert rebalance(found, names) == Move(0, "c")
+    assert rebalance(found, names, barred={0: "c"}) == Move(1, "c")
+
+
+def test_a_group_that_fits_worse_moves_instead_of_one_that_is_barred() -> None:
+    found, names = whole(a=[4, 8], b=[8]), servers("a", "b", "c")
+    assert rebalance(found, names) == Move(0, "c")
+    assert rebalance(found, names, barred={0: "c", 1: "b"}) == Move(1, "c")
+
+
+def test_a_group_that_is_barred_is_not_split_either() -> None:
+    found, names = groups(a={0: 8, 1: 8}), servers("a", "b")
+    assert rebalance(found, names) == Move(0, "b", (1,))
+    assert rebalance(found, names, barred={0: "b"}) is None
+
+
+def test_groups_stay_if_all_are_barred_from_the_emptiest_server() -> None:
+    found, names = whole(a=[8, 8]), servers("a", "b")
+    assert rebalance(found, names) == Move(0, "b")
+    assert rebalance(found, names, barred={0: "b", 1: "b"}) is None
+
+
+def test_a_server_that_is_barred_for_one_group_takes_others() -> None:
+    found, names = whole(a=[8, 8, 8, 8]), servers("a", "b")
+    found, moves = evened(found, names, barred={0: "b", 2: "b"})
+    assert moves == 2
+    assert {number for number, group in found.items() if group.server == "b"} == {1, 3}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(1, 60)), min_size=1, max_size=16),
+    st.integers(0, 2),
+)
+def test_groups_never_move_to_a_server_that_they_are_barred_from(drawn: list[tuple[int, int, int]], more: int) -> None:
+    """The groups are backups, and each is barred from the server of its primary."""
+    found = {number: GroupLoad(f"s{server}", {number: MB * size}) for number, (server, _, size) in enumerate(drawn)}
+    barred = {number: f"s{primary if primary != server else 5}" for number, (server, primary, _) in enumerate(drawn)}
+    names = servers(*(f"s{it}" for it in range(6 + more)))
+    found, moves = evened(found, names, splits=False, barred=barred)
+    assert moves <= 4 * len(found)
+    assert all(group.server != barred[number] for number, group in found.items())
