@@ -1,8 +1,8 @@
 """Rebalancing: what should move so that the servers of a job have equal shares of its bytes (pure).
 
 Each job is balanced by itself, as when it is placed: the server that moves most of a job's bytes decides how long its
-steps take. One decision moves one lock group, or a part of it, from the fullest server to the emptiest one. So the sum
-of the squares of the loads falls with each decision, and no group moves back and forth.
+steps take. One decision moves one lock group, or a part of it, from the fullest server to the emptiest one that can
+take it. So the sum of the squares of the loads falls with each decision, and no group moves back and forth.
 """
 
 from collections.abc import Mapping
@@ -67,20 +67,24 @@ def rebalance(
         loads[group.server] += group.nbytes
     mean = sum(loads.values()) / len(loads)
     fullest = max(loads, key=lambda it: (loads[it], it))
-    emptiest = min(loads, key=lambda it: (loads[it], servers[it], it))
-    gap = loads[fullest] - loads[emptiest]
     least = max(TOLERANCE * mean / 2, smallest_bytes)
-    if gap <= max(TOLERANCE * mean, 2 * least):
-        return None
-    there = {
-        number: group for number, group in groups.items() if group.server == fullest and barred.get(number) != emptiest
-    }
-    share = min(loads[fullest] - mean, mean - loads[emptiest])
-    for wanted in (share, gap / 2):  # perhaps all shards are larger than the share
-        # Less than the gap, so that the two servers come nearer to each other.
-        move = _best(there, emptiest, wanted, least, gap - least, splits=splits)
-        if move:
-            return move
+    for server in sorted(loads, key=lambda it: (loads[it], servers[it], it)):
+        gap = loads[fullest] - loads[server]
+        if gap <= max(TOLERANCE * mean, 2 * least):
+            break
+        there = {
+            number: group
+            for number, group in groups.items()
+            if group.server == fullest and barred.get(number) != server
+        }
+        share = min(loads[fullest] - mean, mean - loads[server])
+        for wanted in (share, gap / 2):  # perhaps all shards are larger than the share
+            # Less than the gap, so that the two servers come nearer to each other.
+            move = _best(there, server, wanted, least, gap - least, splits=splits)
+            if move:
+                return move
+        if not barred:  # what does not fit on the emptiest server does not fit on another one
+            break
     return None
 
 

@@ -164,15 +164,29 @@ def test_a_server_that_is_barred_for_one_group_takes_others() -> None:
     assert {number for number, group in found.items() if group.server == "b"} == {1, 3}
 
 
+def test_groups_that_are_barred_from_the_emptiest_server_move_to_the_next_one() -> None:
+    found, names = whole(a=[4, 4, 4, 4], b=[4]), servers("a", "b", "c")
+    assert rebalance(found, names, barred=dict.fromkeys(range(4), "c")) == Move(0, "b")
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(1, 60)), min_size=1, max_size=16),
     st.integers(0, 2),
 )
 def test_groups_never_move_to_a_server_that_they_are_barred_from(drawn: list[tuple[int, int, int]], more: int) -> None:
-    """The groups are backups, and each is barred from the server of its primary."""
+    """The groups are backups, and each is barred from the server of its primary.
+
+    In the end, no move of one of them off the fullest server makes the shares more even.
+    """
     found = {number: GroupLoad(f"s{server}", {number: MB * size}) for number, (server, _, size) in enumerate(drawn)}
     barred = {number: f"s{primary if primary != server else 5}" for number, (server, primary, _) in enumerate(drawn)}
     names = servers(*(f"s{it}" for it in range(6 + more)))
     found, moves = evened(found, names, splits=False, barred=barred)
     assert moves <= 4 * len(found)
     assert all(group.server != barred[number] for number, group in found.items())
+    loads, least = loads_of(found, names), max(MB, TOLERANCE / 2 * sum(loads_of(found, names).values()) / len(names))
+    fullest = max(loads, key=lambda it: (loads[it], it))
+    for number, group in found.items():
+        if group.server == fullest:
+            others = names.keys() - {barred[number]}
+            assert not any(least < group.nbytes < loads[fullest] - loads[it] - least for it in others)
