@@ -119,11 +119,7 @@ class BackupLink:
             Unreachable: the connection has ended.
         """
         with self._changed:
-            if self._ended or self._stopped:  # nobody would close this lane
-                raise errors.Unreachable(f"the first lane of this replica from {copies.peer} has ended")
-            if self._copies:
-                raise errors.BadRequest(f"{copies.peer} opened the second lane of a replica twice; open it once")
-            follow = accept_copies(copies)
+            follow = accept_copies(copies, self._copies, ended=self._ended or self._stopped)
             self._copies = copies
             self._changed.notify_all()
         return follow
@@ -225,12 +221,25 @@ class BackupLink:
                 send_error(copies, error)
 
 
-def accept_copies(copies: Connection) -> Callable[[], None]:
+def accept_copies(copies: Connection, earlier: Connection | None, *, ended: bool) -> Callable[[], None]:
     """Tells the primary that the second lane of a replica is accepted.
+
+    Args:
+        copies: the lane.
+        earlier: the second lane that the replica has already; None if it has none.
+        ended: whether the first lane has ended.
 
     Returns:
         A function that waits until the lane is closed, at this end or the other one, and raises Unreachable then.
+
+    Raises:
+        BadRequest: there is such a lane already.
+        Unreachable: the connection has ended.
     """
+    if ended:  # nobody would close this lane
+        raise errors.Unreachable(f"the first lane of this replica from {copies.peer} has ended")
+    if earlier:
+        raise errors.BadRequest(f"{copies.peer} opened the second lane of a replica twice; open it once")
     copies.send(Frame.END)  # a new connection takes a frame without a wait
     # A descriptor of its own, because the lane may be closed before anybody waits. Another connection may then have the
     # number of the lane's descriptor.

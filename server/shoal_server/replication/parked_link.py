@@ -55,11 +55,7 @@ class ParkedLink:
     def answer_on(self, copies: Connection) -> Callable[[], None]:
         """As `BackupLink.answer_on`. If the lane ends before the split, the connection does."""
         with self._changed:
-            if self._ended:  # nobody would close this lane
-                raise errors.Unreachable(f"the first lane of this replica from {copies.peer} has ended")
-            if self._copies:
-                raise errors.BadRequest(f"{copies.peer} opened the second lane of a replica twice; open it once")
-            follow = accept_copies(copies)
+            follow = accept_copies(copies, self._copies, ended=self._ended)
             self._copies = copies
 
         def follow_to_end() -> None:

@@ -3,8 +3,7 @@
 Server 0 has the primary, and server 1 the backup. The test plays the coordinator.
 """
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
@@ -28,30 +27,12 @@ from support.clusters.split_servers import (
     SMALL,
     VARIABLES,
     ReplicatedSplits,
+    begin,
     check_values,
     ones,
-    train,
+    stage_ones,
 )
 from support.waiting import wait_until
-
-
-@pytest.fixture
-def thread() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as thread:
-        yield thread
-
-
-def begin(
-    rig: ReplicatedSplits, thread: ThreadPoolExecutor, workers: int, steps: int, way: str = "plain"
-) -> list[Future[int]]:
-    """Lets workers train, and waits until they have begun."""
-    begun = threading.Event()
-    names = [f"w{rank}" for rank in range(workers)]
-    for worker in names:
-        rig.admit(worker)
-    training = [thread.submit(train, rig, worker, steps, way, begun) for worker in names]
-    assert begun.wait(20)
-    return training
 
 
 @pytest.mark.parametrize("way", AT_ONCE)
@@ -137,10 +118,7 @@ class TestTheOtherPart:
             assert [group.follows for group in rig.groups(1).values()] == [False, False]
             with pytest.raises(errors.Moved):
                 rig.stores[1].hosted.group("job", 1, [*range(6)])
-            rig.terms += 1
-            for _ in range(2):  # a repetition has no effect
-                rig.call(1, "SplitGroup", rig.request(0, [3, 5], keeps=0))
-            rig.publish_split(0, [3, 5])
+            rig.split_alone(0, [3, 5], server=1, calls=2)  # a repetition has no effect
             accepted = sum(each.result(60) for each in training)
             assert {group.term for group in rig.groups(1).values()} == {rig.terms}
             check_values(rig, MODES["async"], 3, 40, accepted)
@@ -152,9 +130,7 @@ class TestTheOtherPart:
             rig.terms += 1
             rig.promote(0, split_off=[3, 5])
             assert sorted(rig.groups(1)) == [0]
-            rig.terms += 1
-            rig.call(1, "SplitGroup", rig.request(0, [3, 5], keeps=0))
-            rig.publish_split(0, [3, 5])
+            rig.split_alone(0, [3, 5], server=1)
             accepted = sum(each.result(60) for each in training)
             check_values(rig, MODES["async"], 3, 40, accepted)
 
@@ -166,8 +142,7 @@ class TestTheOtherPart:
             rig.promote(0, split_off=[3])
             for number in (0, 3):
                 wait_until(partial(getattr, old[number], "broken_replicas"), what="the end of the connection")
-                payload = {slab: np.ones(it.size, it.dtype) for slab, it in enumerate(old[number].slab_values)}
-                old[number].stage(Stamp("w0", 1, 0), 1.0, 0, payload)
+                stage_ones(old[number])
                 waiting = old[number].confirmation(set())
                 assert waiting
                 assert waiting.waits
@@ -186,9 +161,7 @@ class TestTheBackup:
                 (3, 2),
             ]
             rig.drop_backup(0)
-            rig.terms += 1
-            rig.call(0, "SplitGroup", rig.request(0, [3, 5], keeps=0))
-            rig.publish_split(0, [3, 5])
+            rig.split_alone(0, [3, 5])
             accepted = sum(each.result(60) for each in training)
             check_values(rig, MODES["async"], 3, 40, accepted)
 
@@ -355,9 +328,7 @@ def test_a_staged_push_counts_on_both_parts_of_the_backup(mode: consistency.Cons
     """Another server has committed it, and its worker may be dead."""
     with ReplicatedSplits(mode) as rig:
         rig.admit("w0")
-        group = rig.groups()[0]
-        payload = {slab: np.ones(values.size, values.dtype) for slab, values in enumerate(group.slab_values)}
-        group.stage(Stamp("w0", 1, 0), 1.0, 0, payload)
+        stage_ones(rig.groups()[0])
         rig.split_both(0, [2, 5])
         rig.kill(0)
         rig.promote(0)

@@ -3,8 +3,7 @@
 Updates are whole numbers, so sums show how often each push was applied, whatever the order.
 """
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
@@ -23,17 +22,12 @@ from support.clusters.split_servers import (
     SMALL,
     VARIABLES,
     Splits,
+    begin,
     check_values,
     ones,
-    train,
+    stage_ones,
 )
 from support.waiting import wait_until
-
-
-@pytest.fixture
-def thread() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as thread:
-        yield thread
 
 
 def splits_and_moves(rig: Splits) -> None:
@@ -50,16 +44,11 @@ def splits_and_moves(rig: Splits) -> None:
 def test_pushes_count_once_while_groups_are_split(name: str, way: str, thread: ThreadPoolExecutor) -> None:
     mode = MODES[name]
     with Splits(mode) as rig:
-        begun, workers, steps = threading.Event(), 3, 40
-        names = [f"w{rank}" for rank in range(workers)]
-        for worker in names:
-            rig.admit(worker)
-        training = [thread.submit(train, rig, worker, steps, way, begun) for worker in names]
-        assert begun.wait(20)
+        training = begin(rig, thread, 3, 40, way)
         splits_and_moves(rig)
         accepted = sum(each.result(60) for each in training)
         assert [sorted(rig.groups(server)) for server in (0, 1)] == [[0, 1], [3, 5]]
-        check_values(rig, mode, workers, steps, accepted)
+        check_values(rig, mode, 3, 40, accepted)
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
@@ -70,15 +59,10 @@ def test_large_pushes_count_once_on_each_transport(
     monkeypatch.setattr(shared_memory, "SHARED_FROM_BYTES", 0)
     mode = MODES["async" if way in OVERLAPPED else "sync"]
     with Splits(mode, VARIABLES) as rig:
-        begun, workers, steps = threading.Event(), 2, 12
-        names = [f"w{rank}" for rank in range(workers)]
-        for worker in names:
-            rig.admit(worker)
-        training = [thread.submit(train, rig, worker, steps, way, begun, transport) for worker in names]
-        assert begun.wait(20)
+        training = begin(rig, thread, 2, 12, way, transport)
         splits_and_moves(rig)
         accepted = sum(each.result(60) for each in training)
-        check_values(rig, mode, workers, steps, accepted)
+        check_values(rig, mode, 2, 12, accepted)
 
 
 def request(group: int = 0, term: int = 3, shards: Sequence[int] = (1,)) -> pb.SplitGroupRequest:
@@ -160,9 +144,7 @@ def test_a_staged_push_counts_on_both_parts(mode: consistency.Consistency, way: 
     """Another server has committed it, and its worker may be dead."""
     with Splits(mode) as rig:
         rig.admit("w0")
-        group = rig.groups()[0]
-        payload = {slab: np.ones(values.size, values.dtype) for slab, values in enumerate(group.slab_values)}
-        group.stage(Stamp("w0", 1, 0), 1.0, 0, payload)
+        stage_ones(rig.groups()[0])
         rig.split(0, [2, 5])
         for part in rig.groups().values():
             if way == "release":

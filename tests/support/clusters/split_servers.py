@@ -6,6 +6,7 @@ Updates are whole numbers, so sums show how often each push was applied, whateve
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import tensor_pb2
 from shoal.variables import Variable
-from shoal_server.shards import LockGroup
+from shoal_server.shards import LockGroup, Stamp
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
 
@@ -124,6 +125,13 @@ class ReplicatedSplits(Splits):
         self.call(0, "SplitGroup", self.request(group, shards, self.terms - 1 if keeps is None else keeps))
         self.publish_split(group, shards)
 
+    def split_alone(self, group: int, shards: Sequence[int], server: int = 0, calls: int = 1) -> None:
+        """Splits a lock group that has lost its other copy, and publishes the placement."""
+        self.terms += 1
+        for _ in range(calls):
+            self.call(server, "SplitGroup", self.request(group, shards, keeps=0))
+        self.publish_split(group, shards)
+
     def publish_split(self, group: int, shards: Sequence[int]) -> None:
         whole = self.placement.by_group()[group]
         parts = {it.layout.shard: min(shards) if it.layout.shard in shards else group for it in whole}
@@ -199,6 +207,25 @@ def train(rig: Splits, name: str, steps: int, way: str, begun: threading.Event, 
         results.append(pipeline.settle())
     rig.remove(name)
     return sum(result is not None and result.outcome == "accepted" for result in results)
+
+
+def begin(
+    rig: Splits, thread: ThreadPoolExecutor, workers: int, steps: int, way: str = "plain", transport: str | None = None
+) -> list[Future[int]]:
+    """Lets workers train, and waits until they have begun."""
+    begun = threading.Event()
+    names = [f"w{rank}" for rank in range(workers)]
+    for worker in names:
+        rig.admit(worker)
+    training = [thread.submit(train, rig, worker, steps, way, begun, transport) for worker in names]
+    assert begun.wait(20)
+    return training
+
+
+def stage_ones(group: LockGroup) -> None:
+    """Stages the first push of worker `w0`, with ones for all variables."""
+    payload = {slab: np.ones(values.size, values.dtype) for slab, values in enumerate(group.slab_values)}
+    group.stage(Stamp("w0", 1, 0), 1.0, 0, payload)
 
 
 def check_values(rig: Splits, mode: consistency.Consistency, workers: int, steps: int, accepted: int) -> None:
