@@ -1,7 +1,7 @@
 """A loader of batches whose samples the workers of a job divide among themselves."""
 
 import math
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sized
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch.utils.data
 
 from shoal import errors
 from shoal._session.batches import SampleRange
+from shoal._system import check_count
 from shoal.session import Session
 from shoal.torch._optimizer import DistributedOptimizer
 from shoal.torch._session import ModelSession
@@ -24,7 +25,7 @@ class _RangeSampler(torch.utils.data.Sampler[list[int]]):
     """The batches of one leased range."""
 
     def __init__(self) -> None:
-        self.batches: Sequence[np.ndarray] = ()
+        self.batches: list[np.ndarray] = []
 
     def __iter__(self) -> Iterator[list[int]]:
         return (batch.tolist() for batch in self.batches)
@@ -50,6 +51,9 @@ class DataLoader:
         batch_size: samples of a batch: that of the job. None means that, too.
         session: the optimizer, the `ModelSession` or the `shoal.Session` that trains on the batches.
         shuffle: always true: the job's seed gives the order.
+        accumulate: number of parts in which each batch of the job is loaded, 1 or more. Give the number of backward
+            passes for each step, whose gradients add up, and the samples of all of them as the job's batch size. A
+            batch with fewer samples has as many parts as samples.
         options: `num_workers`, `collate_fn`, `pin_memory`, `timeout`, `worker_init_fn`, `multiprocessing_context`,
             `generator`, `prefetch_factor` or `pin_memory_device` of `torch.utils.data.DataLoader`. Batches are loaded
             ahead within a range.
@@ -66,6 +70,7 @@ class DataLoader:
         *,
         session: DistributedOptimizer | ModelSession | Session,
         shuffle: bool = True,
+        accumulate: int = 1,
         **options: Any,
     ) -> None:
         self._samples = _length(dataset)
@@ -78,6 +83,7 @@ class DataLoader:
             )
         _check_options(shuffle, options)
         self.dataset, self._sampler = dataset, _RangeSampler()
+        self._parts = check_count("accumulate", accumulate, 1)
         keeps = options.get("num_workers", 0) > 0
         self._loader: Any = torch.utils.data.DataLoader(
             dataset, batch_sampler=self._sampler, persistent_workers=keeps, **options
@@ -99,16 +105,18 @@ class DataLoader:
             self._ranges, self._next = ranges, leased
 
     def __len__(self) -> int:
-        """Returns about how many batches each worker gets in an epoch, if all are equally fast."""
-        return math.ceil(self._samples / (self._session.batch_size * self._session.workers))
+        """Returns about how many batches, or parts of them, each worker gets in an epoch, if all are equally fast."""
+        return self._parts * math.ceil(self._samples / (self._session.batch_size * self._session.workers))
 
     def _loaded(self, leased: SampleRange) -> Iterator[Any]:
-        self._sampler.batches = leased.batches
-        for index, batch in enumerate(self._loader):
+        parts = [np.array_split(it, min(self._parts, len(it))) for it in leased.batches]
+        self._sampler.batches = [part for its in parts for part in its]
+        whole = [index for index, its in enumerate(parts) for _ in its]  # by part, the index of its batch
+        for index, part in zip(whole, self._loader, strict=True):
             leased.begin(index)
             if self._position:
                 self._position.batch_samples = len(leased.batches[index])
-            yield batch
+            yield part
 
 
 def _length(dataset: Any) -> int:

@@ -70,6 +70,23 @@ def test_a_loop_that_ends_early_continues_after_its_last_push(client: shoal.Clie
     assert seen == Counter(range(SAMPLES))
 
 
+def test_batches_are_loaded_in_parts_for_backward_passes_that_add_up(client: shoal.Client) -> None:
+    """Each step gets 3 parts of a batch of 8 samples; the last batch of an epoch has 2 samples, so 2 parts."""
+    with opened(client) as optimizer:
+        loader = shoal.torch.DataLoader(numbers(50), session=optimizer, accumulate=3)
+        assert len(loader) == 3 * 7
+        sizes, seen = [], Counter[int]()
+        for index, (part,) in enumerate(loader):
+            sizes.append(len(part))
+            seen.update(part.tolist())
+            assert optimizer.batch_samples == (8 if index < 18 else 2)
+            if index % 3 == 2 or index == 19:
+                step(optimizer)
+        assert sizes == [3, 3, 2] * 6 + [1, 1]
+        assert seen == Counter(range(50))
+        assert optimizer.session.step == 7
+
+
 def test_a_plain_session_has_batches_too(client: shoal.Client) -> None:
     with client.session(name(), variables={"w": np.zeros(1)}, batch_size=10) as session:
         loader = shoal.torch.DataLoader(numbers(), session=session)
