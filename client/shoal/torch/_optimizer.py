@@ -150,6 +150,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Returns the groups with their learning rates, and the job's name and step. The servers have the slots."""
         return {**super().state_dict(), "shoal": {"job": self.session.job, "step": self.session.step}}
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the learning rates of a state, unless the job has a schedule of `shoal.optim`.
+
+        The servers keep the slots.
+
+        Args:
+            state_dict: a result of `state_dict` for the same parameters.
+        """
+        super().load_state_dict(state_dict)
+        if isinstance(self._spec.learning_rate, optim.Schedule):
+            for group, rate in zip(self.param_groups, self._rates, strict=True):
+                group["lr"] = rate
+
     def close(self, error: str | BaseException = "") -> None:
         """Closes the session of the job; see `shoal.Session.close`. A second call does nothing."""
         if self._closed:
@@ -182,7 +195,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         found: dict[optim.VariableSettings, list[torch.nn.Parameter]] = {}
         for name, parameter in self.model_session.tensors.trained.items():
             found.setdefault(self._spec.settings_of(name), []).append(parameter)
-        rate = self._spec.rate(0)
+        rate = self._spec.rate(self.session.step)  # that of a restored job is not its first one
         return [
             {"params": its, "lr": rate * it.rate, "weight_decay": it.weight_decay, "rate": it.rate}
             for it, its in found.items()

@@ -217,6 +217,21 @@ class TestHabits:
             it.load_state_dict(state)
             assert it.param_groups[0]["lr"] == 0.1
 
+    def test_a_loaded_state_does_not_replace_the_schedule_of_the_job(self, client: shoal.Client) -> None:
+        def ending(*, loads: bool) -> dict[str, np.ndarray]:
+            model = network()
+            given = optim.CosineLR(0.1, steps=6)
+            with shoal.torch.DistributedOptimizer(model, optim.SGD(given), job=name(), client=client) as it:
+                state = it.state_dict()
+                alone(model, it, 3)
+                if loads:
+                    it.load_state_dict(state)
+                    assert it.param_groups[0]["lr"] == given.rate(3)
+                alone(model, it, 3)
+            return arrays(model)
+
+        assert farthest(ending(loads=False), ending(loads=True)) == 0
+
     def test_metrics_reach_the_job(self, client: shoal.Client) -> None:
         model, job = network(), name()
         with shoal.torch.DistributedOptimizer(model, optim.SGD(0.1), job=job, client=client) as it:
