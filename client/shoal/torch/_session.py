@@ -36,10 +36,13 @@ class ModelSession:
     Attributes:
         session: the `shoal.Session`, for example for its `rank`, `log` and `checkpoint`.
         batch_samples: number of samples of the current batch of a `DataLoader` of this session; 0 if there is none.
+        batch_weight: weight of the current batch in the mean of a synchronous step, for example its number of tokens if
+            the loss is their mean. None means the number of samples.
     """
 
     def __init__(self, session: Session, tensors: ModelTensors, model: torch.nn.Module, owned: ExitStack) -> None:
         self.session, self.batch_samples = session, 0
+        self.batch_weight: float | None = None
         self._tensors, self._model, self._owned = tensors, model, owned
 
     def pull_into(self, model: torch.nn.Module) -> None:
@@ -65,8 +68,8 @@ class ModelSession:
         Args:
             model: the module.
             gradients: pairs of name and array in place of the module's own gradients; see `shoal.Session.push`.
-            weight: weight in the mean of a synchronous step. None means the number of samples of the current batch of a
-                `DataLoader` of this session, or 1 without one.
+            weight: weight in the mean of a synchronous step. None means `batch_weight`. Without one, it means the
+                number of samples of the current batch of a `DataLoader` of this session, or 1 without a loader.
             metrics: metrics of the step by name, such as {"loss": 0.3}.
 
         Returns:
@@ -81,11 +84,13 @@ class ModelSession:
         self._check(model)
         if gradients is None:
             self._tensors.check()
+        chosen = self.batch_weight if weight is None else weight
         return self.session.push(
             self._tensors.gradients() if gradients is None else gradients,
             updates=self._tensors.updates(),
-            weight=weight if weight is not None else self.batch_samples or 1.0,
+            weight=chosen if chosen is not None else self.batch_samples or 1.0,
             metrics=metrics,
+            samples=self.batch_samples or None,
         )
 
     @property
