@@ -30,6 +30,7 @@ MODULES = (
     "shoal.status",
     "shoal.timings",
     "shoal.torch",
+    "shoal.transformers",
     "shoal_nn",
     "shoal_nn.models",
     "shoal_nn.programs",
@@ -63,7 +64,7 @@ MODULES = (
 )
 
 # Their frameworks need not be installed.
-ADAPTERS = frozenset({"shoal.jax", "shoal.keras", "shoal.torch"})
+ADAPTERS = frozenset({"shoal.jax", "shoal.keras", "shoal.torch", "shoal.transformers"})
 
 
 def public_names(module: str) -> list[str]:

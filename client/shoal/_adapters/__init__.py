@@ -1,6 +1,6 @@
 """Common parts of the adapters to frameworks: the opening of a session, and its end with the script.
 
-Only `shoal.jax`, `shoal.keras` and `shoal.torch` use this package. It imports no framework.
+Only `shoal.jax`, `shoal.keras`, `shoal.torch` and `shoal.transformers` use this package. It imports no framework.
 """
 
 from shoal._adapters.opening import check_client, check_optimizer, open_session
