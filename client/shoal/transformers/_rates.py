@@ -5,7 +5,7 @@ from typing import Any
 from shoal.torch import DistributedOptimizer
 
 
-class ServerRates:
+class JobRates:
     """The learning rates of the schedule that the servers follow. Steps of this object change nothing there.
 
     Args:
@@ -35,4 +35,4 @@ class ServerRates:
         return [group["lr"] for group in self._optimizer.param_groups]
 
 
-__all__ = ["ServerRates"]
+__all__ = ["JobRates"]

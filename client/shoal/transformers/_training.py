@@ -18,7 +18,7 @@ from shoal.torch._equivalents import checked_optimizer, converted
 from shoal.torch._tensors import BufferRule
 from shoal.transformers._checkpoints import restore_of, write_link
 from shoal.transformers._data import EpochPlan, TrainerData
-from shoal.transformers._rates import ServerRates
+from shoal.transformers._rates import JobRates
 from shoal.transformers._settings import check_trainer, schedule_of
 
 _log = Log(__name__)
@@ -192,7 +192,7 @@ class DistributedTraining(transformers.TrainerCallback):
 
     def _create_scheduler(self, num_training_steps: int, *args: Any, **kwargs: Any) -> Any:
         trainer = self._trainer
-        trainer.lr_scheduler = ServerRates(self.optimizer) if self._follows else None
+        trainer.lr_scheduler = JobRates(self.optimizer) if self._follows else None
         return trainer.lr_scheduler or self._plain["create_scheduler"](num_training_steps, *args, **kwargs)
 
     def _get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:

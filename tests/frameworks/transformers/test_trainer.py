@@ -77,8 +77,8 @@ def test_two_workers_train_as_a_plain_trainer(client: shoal.Client, tmp_path: Pa
 
 def test_the_job_has_the_metrics_that_the_trainer_logs(client: shoal.Client, tmp_path: Path) -> None:
     arguments = {**ARGUMENTS, "num_train_epochs": 1, "per_device_train_batch_size": 8, "output_dir": str(tmp_path)}
-    saving = {**arguments, "save_strategy": "epoch"}  # the cluster has no storage for checkpoints of the job
-    (told,) = train(tmp_path, client, {"arguments": saving, "distribute": {"job": "trainer-metrics"}})
+    storing = {**arguments, "save_strategy": "epoch"}  # the cluster has no storage for checkpoints of the job
+    (told,) = train(tmp_path, client, {"arguments": storing, "distribute": {"job": "trainer-metrics"}})
     assert [it.name for it in tmp_path.glob("checkpoint-3/*.json") if it.name != "config.json"]
     assert not (tmp_path / "checkpoint-3" / "shoal.json").exists()
     reports = [it for it in client.job("trainer-metrics").events() if isinstance(it, MetricsReported) and it.values]

@@ -1,4 +1,4 @@
-"""What `shoal.transformers.distribute` takes from a trainer, and what it refuses. No test here trains."""
+"""Settings that `shoal.transformers.distribute` takes from a trainer, or refuses. No test here trains."""
 
 import subprocess
 import sys
