@@ -1,11 +1,11 @@
 """Benchmark of ResNet-50 on a GPU: python benchmarks/gpu.py, or `make test-gpu`; writes results/gpu.json.
 
-It runs the same steps in three ways. Each step trains in float32 on 64 images of 224x224, which are copied from the
-host.
+It runs the same steps in several ways. Each step trains on 64 images of 224x224, which are copied from the host.
 
-- Alone: the gradients are applied on the device.
-- Through a cluster on this machine: one server and one worker, in asynchronous mode, with overlap.
-- By PyTorch, if it and torchvision are installed.
+- Alone: the gradients are applied on the device. In float32, and with bfloat16 images and float32 parameters.
+- Through a cluster on this machine: one server and one worker, in asynchronous mode, with overlap. In float32.
+- By PyTorch, if it and torchvision are installed: as fastest, where cuDNN tries its algorithms; as by default, where it
+  chooses them by a heuristic, as Shoal does; and with bfloat16 by autocast, as fastest.
 
 The time of a step is the time since the end of the step before. The script reports the median. It leaves out the first
 steps, which also compile and plan.
@@ -19,15 +19,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 import shoal
 from shoal import errors
-from shoal_nn import TrainingContext, softmax_cross_entropy
+from shoal_nn import TrainingContext, one_by_one, softmax_cross_entropy
 from shoal_nn.models import resnet
 from shoal_worker.arrays import choose_device
 from shoal_worker.devices import Device
@@ -37,26 +39,29 @@ RESULT = HERE / "results" / "gpu.json"
 BATCH, STEPS, SKIPPED = 64, 60, 10
 LEARNING_RATE = 0.01
 
-# When a step's computing began and ended, in seconds.
+# When a step began and ended, in seconds.
 Note = tuple[float, float]
 
 
 class Images:
-    """A network that gets the same images in each step. It notes when the computing of each step began and ended.
+    """A network that gets the same images in each step.
+
+    It notes when each step began, and when it yielded the last gradient.
 
     Args:
         depth: depth of the residual network.
         size: height and width of an image.
         samples: number of samples in the data set.
         notes: the file to which times are written; empty for none.
+        dtype: of the images, in which the layers compute.
     """
 
-    def __init__(self, depth: int, size: int, samples: int, notes: str = "") -> None:
+    def __init__(self, depth: int, size: int, samples: int, notes: str = "", dtype: npt.DTypeLike = np.float32) -> None:
         self.net, self.shape = resnet(depth), (size, size, 3)
         self.dataset = self
         self._samples, self._notes = samples, notes
         rng = np.random.default_rng(0)
-        self._x = rng.normal(size=(BATCH, *self.shape)).astype(np.float32)
+        self._x = rng.normal(size=(BATCH, *self.shape)).astype(dtype)
         self._y = rng.integers(0, 1000, BATCH)
 
     def __len__(self) -> int:
@@ -73,13 +78,14 @@ class Images:
         x, y = batch
         logits, state, pullback = self.net.apply(params, params, x, TrainingContext(seed))
         loss, dlogits = softmax_cross_entropy(logits, y)
-        gradients, _ = pullback(dlogits)
-        loss = float(loss)
-        float(gradients["conv1/kernel"].sum())  # the last one: what follows is not computing any more
-        if self._notes:
-            with open(self._notes, "a") as notes:
-                notes.write(json.dumps((begun, time.monotonic())) + "\n")
-        return shoal.StepOutput(loss, gradients, updates=state)
+
+        def gradients() -> Iterator[tuple[str, Any]]:  # one by one, as shoal_nn.Supervised yields them
+            yield from one_by_one(pullback, dlogits)
+            if self._notes:
+                with open(self._notes, "a") as notes:
+                    notes.write(json.dumps((begun, time.monotonic())) + "\n")
+
+        return shoal.StepOutput(loss, gradients(), updates=state)
 
 
 def alone(device: Device, program: Images, batch: int, steps: int) -> list[Note]:
@@ -93,6 +99,7 @@ def alone(device: Device, program: Images, batch: int, steps: int) -> list[Note]
         for name, gradient in dict(step.gradients).items():
             held[name] = held[name] - LEARNING_RATE * gradient
         held |= step.updates
+        float(step.loss)  # waits for all of the step
         notes.append((begun, time.monotonic()))
     return notes
 
@@ -119,10 +126,18 @@ def through_cluster(device: str, depth: int, size: int, batch: int, steps: int) 
         return [tuple(json.loads(line)) for line in notes.read_text().splitlines()]
 
 
-def by_torch(batch: int, size: int, steps: int) -> list[Note]:
-    """The same model in PyTorch, as it is fastest in float32: channels last, cuDNN's choice by trial, no TF32."""
+def by_torch(batch: int, size: int, steps: int, *, trials: bool = True, half: bool = False) -> list[Note]:
+    """Takes the same steps in PyTorch, with the channels last and without TF32.
+
+    Args:
+        batch: images of a step.
+        size: height and width of an image.
+        steps: number of steps.
+        trials: whether cuDNN chooses its algorithms by trial.
+        half: whether bfloat16 is used where autocast uses it.
+    """
     torch, models = importlib.import_module("torch"), importlib.import_module("torchvision.models")
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = trials
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     model = models.resnet50().cuda().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
@@ -132,7 +147,9 @@ def by_torch(batch: int, size: int, steps: int) -> list[Note]:
         begun = time.monotonic()
         there = x.cuda(non_blocking=True).contiguous(memory_format=torch.channels_last)
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(there), y.cuda(non_blocking=True)).backward()
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            loss = torch.nn.functional.cross_entropy(model(there), y.cuda(non_blocking=True))
+        loss.backward()
         optimizer.step()
         torch.cuda.synchronize()
         notes.append((begun, time.monotonic()))
@@ -151,13 +168,6 @@ def images_per_s(notes: Sequence[Note], batch: int, skipped: int = SKIPPED) -> f
     return batch / statistics.median(later - earlier for earlier, later in itertools.pairwise(ends))
 
 
-def share_waiting(notes: Sequence[Note], skipped: int = SKIPPED) -> float:
-    """Returns the share of the time between the ends of the first and the last step without computing."""
-    counted = notes[skipped:]
-    span = counted[-1][1] - counted[0][1]
-    return max(0.0, 1 - sum(ended - begun for begun, ended in counted[1:]) / span)
-
-
 def results(
     device: Device, *, depth: int = 50, size: int = 224, batch: int = BATCH, steps: int = STEPS
 ) -> dict[str, Any]:
@@ -169,12 +179,16 @@ def results(
         batch, steps: of each way.
     """
     found: dict[str, Any] = {"device": device.name, "model": f"ResNet-{depth}, {size}x{size}, float32", "batch": batch}
-    found["images_per_s_alone"] = images_per_s(alone(device, Images(depth, size, batch), batch, steps), batch)
+    for name, dtype in (("images_per_s_alone", np.float32), ("images_per_s_alone_bfloat16", ml_dtypes.bfloat16)):
+        program = Images(depth, size, batch, dtype=dtype)
+        found[name] = images_per_s(alone(device, program, batch, steps), batch)
     device.xp.get_default_memory_pool().free_all_blocks()  # the worker is another process
-    notes = through_cluster(device.name, depth, size, batch, steps)
-    found |= {"images_per_s_cluster": images_per_s(notes, batch), "share_waiting": share_waiting(notes)}
+    found["images_per_s_cluster"] = images_per_s(through_cluster(device.name, depth, size, batch, steps), batch)
     if depth == 50 and all(importlib.util.find_spec(name) for name in ("torch", "torchvision")):
+        # First, because PyTorch keeps what it has tried.
+        found["images_per_s_torch_default"] = images_per_s(by_torch(batch, size, steps, trials=False), batch)
         found["images_per_s_torch"] = images_per_s(by_torch(batch, size, steps), batch)
+        found["images_per_s_torch_bfloat16"] = images_per_s(by_torch(batch, size, steps, half=True), batch)
     return found
 
 

@@ -8,9 +8,19 @@ from typing import Any
 from shoal.initializers import Ones, Zeros
 from shoal.program import Array
 from shoal.variables import Variable
-from shoal_nn._ops import along, column_products, column_sums, in_runs, joined, pieces, widened
+from shoal_nn._ops import (
+    Moving,
+    batch_statistics,
+    centered_squares,
+    column_sums,
+    gradient_sums,
+    input_gradient,
+    scaled,
+    slope_and_shift,
+    widened,
+)
 from shoal_nn.layer import Layer, Pullback, Shape, Train, Values, statistic, trainable
-from shoal_worker.arrays import Namespace, fused, namespace_of
+from shoal_worker.arrays import namespace_of
 
 _ONES, _ZEROS = Ones(), Zeros()
 
@@ -72,34 +82,26 @@ class BatchNorm(Layer):
         count = int(samples)  # an array, with its dtype, if parts elsewhere were added
         if count < (2 if self.unbiased else 1):
             return self._by_running(params, state, x, widened(x).reshape(-1, channels))
-        xp, rows = namespace_of(x), in_runs(widened(x))
-        parts = pieces(rows, arrays=3)
         mean = totals / count
-        middle = along(rows, mean)
-        centered = (rows[part] - middle for part in parts)
-        var = self._whole(column_products(((each, each) for each in centered), channels))[0] / count
+        [squares] = self._whole(centered_squares(x, mean))
+        moving = Moving(count, count - 1 if self.unbiased else count, self.momentum, self.epsilon)
+        inverse, factor, *running = batch_statistics(
+            squares, mean, params["scale"], (state["mean"], state["var"]), moving
+        )
         moved = {
-            "mean": self._moved(state["mean"], mean),
-            "var": self._moved(state["var"], var * (count / (count - 1)) if self.unbiased else var),
+            name: value.astype(state[name].dtype, copy=False)
+            for name, value in zip(("mean", "var"), running, strict=True)
         }
-        inverse = 1 / xp.sqrt(var + self.epsilon)
-        factor = along(rows, inverse * params["scale"].astype(rows.dtype, copy=False))
-        bias = along(rows, params["bias"].astype(rows.dtype, copy=False))
 
         def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
-            flat = widened(dy).reshape(rows.shape)
-            # The input is centered again: this stays in the cache and saves an array.
-            products = column_products(((flat[part], rows[part] - middle) for part in parts), channels)
-            sums = column_sums(dy)
-            by_scale, by_bias = products * inverse, sums
+            by_bias, products = gradient_sums(dy, x, mean)
+            by_scale = products * inverse
             # The statistics depend on the whole batch, but the gradients of the parameters are those of this part.
-            products, sums = self._whole(products, sums)
-            slope, shift = along(rows, products * inverse * inverse / -count), along(rows, sums / count)
-            dx = joined(rows, parts, lambda part: _by_input(rows[part], flat[part], middle, slope, shift, factor))
-            return _like(params, by_scale, by_bias), dx.astype(x.dtype, copy=False).reshape(x.shape)
+            products, sums = self._whole(products, by_bias)
+            slope, shift = slope_and_shift(products, sums, inverse, count)
+            return _like(params, by_scale, by_bias), input_gradient(dy, x, mean, slope, shift, factor)
 
-        y = joined(rows, parts, lambda part: _scaled(rows[part], middle, factor, bias))
-        return y.astype(x.dtype, copy=False).reshape(x.shape), moved, pullback
+        return scaled(x, mean, factor, params["bias"]), moved, pullback
 
     def _whole(self, *sums: Any) -> Sequence[Any]:
         """Returns sums over the whole batch. A subclass whose batch has parts elsewhere adds theirs.
@@ -126,10 +128,6 @@ class BatchNorm(Layer):
         y = (rows - mean) * factor
         y += params["bias"].astype(rows.dtype, copy=False)
         return y.astype(x.dtype, copy=False).reshape(x.shape), dict(state), pullback
-
-    def _moved(self, running: Array, batch: Array) -> Array:
-        moved = (1 - self.momentum) * running + self.momentum * batch
-        return moved.astype(running.dtype, copy=False)
 
 
 @dataclass(frozen=True)
@@ -178,32 +176,6 @@ class LayerNorm(Layer):
             return found, dx.astype(x.dtype, copy=False)
 
         return (normal * scale + bias).astype(x.dtype, copy=False), {}, pullback
-
-
-@fused
-def _scaled(xp: Namespace, x: Array, middle: Array, factor: Array, bias: Array) -> Array:  # noqa: ARG001 - by operators
-    y = x - middle
-    y *= factor
-    y += bias
-    return y
-
-
-@fused
-def _by_input(
-    xp: Namespace,  # noqa: ARG001 - by operators alone
-    x: Array,
-    dy: Array,
-    middle: Array,
-    slope: Array,
-    shift: Array,
-    factor: Array,
-) -> Array:
-    dx = x - middle
-    dx *= slope
-    dx += dy
-    dx -= shift
-    dx *= factor
-    return dx
 
 
 def _like(params: Values, scale: Array, bias: Array) -> dict[str, Array]:

@@ -45,16 +45,17 @@ class ModelTensors:
         for name, tensor in [*self.parameters.items(), *self.buffers.items()]:
             _check(name, tensor)
         self._zeros: dict[str, np.ndarray] = {}  # gradients of parameters that have none
-        self._staging: dict[str, torch.Tensor] = {}  # pinned memory for tensors on a GPU
+        self._staging: dict[str, torch.Tensor] = {}  # pinned memory for tensors on GPUs
+        self._gpus: set[torch.device] = set()
 
     def variables(self) -> dict[str, Variable]:
         """Returns the variables of the job, with the present values of the module."""
-        found = {
-            name: Variable.of(self._array(name, it), trainable=it.requires_grad) for name, it in self.parameters.items()
-        }
+        arrays = {name: self._array(name, it) for name, it in [*self.parameters.items(), *self.buffers.items()]}
+        self._finish_copies()
+        found = {name: Variable.of(arrays[name], trainable=it.requires_grad) for name, it in self.parameters.items()}
         for name, it in self.buffers.items():
             rule: Literal["mean", "last"] = "mean" if self._rule == "mean" and it.is_floating_point() else "last"
-            found[name] = Variable.of(self._array(name, it), trainable=False, aggregation=rule)
+            found[name] = Variable.of(arrays[name], trainable=False, aggregation=rule)
         return found
 
     def check(self) -> None:
@@ -111,28 +112,43 @@ class ModelTensors:
         Args:
             values: new arrays, which nobody else changes, by name.
         """
+        self._finish_copies()  # the pinned memory of the last values is used again
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                _load(parameter, values[name])
+                if _can_take_memory(parameter):
+                    parameter.data = _tensor(values[name])
+                else:
+                    self._copy(name, values[name], parameter)
             for name, buffer in self.buffers.items():
-                buffer.copy_(_tensor(values[name]))
+                self._copy(name, values[name], buffer)
+
+    def _copy(self, name: str, array: np.ndarray, target: torch.Tensor) -> None:
+        source = _tensor(array)
+        if target.is_cuda:
+            source = self._pinned(name, target).copy_(source)
+        target.copy_(source, non_blocking=True)
 
     def _array(self, name: str, tensor: torch.Tensor) -> np.ndarray:
         """Returns an array with the values of a tensor. After copies from a GPU, call `_finish_copies`."""
         tensor = tensor.detach()
         if tensor.is_cuda:
-            if name not in self._staging:
-                self._staging[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            tensor = self._staging[name].copy_(tensor, non_blocking=True)
+            tensor = self._pinned(name, tensor).copy_(tensor, non_blocking=True)
         elif tensor.device.type != "cpu":
             tensor = tensor.cpu()
         if tensor.dtype is torch.bfloat16:
             return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         return tensor.contiguous().numpy()
 
+    def _pinned(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns pinned memory for the values of a tensor on a GPU."""
+        if name not in self._staging:
+            self._staging[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._gpus.add(tensor.device)
+        return self._staging[name]
+
     def _finish_copies(self) -> None:
-        if self._staging:
-            torch.cuda.synchronize()
+        for gpu in self._gpus:
+            torch.cuda.synchronize(gpu)
 
 
 def _buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -172,13 +188,12 @@ def _tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def _load(parameter: torch.Tensor, array: np.ndarray) -> None:
-    tensor = _tensor(array)
-    # Other memory would lose a layout such as channels_last, or be unknown to other processes.
-    if parameter.device.type == "cpu" and parameter.is_contiguous() and not parameter.is_shared():
-        parameter.data = tensor
-    else:
-        parameter.copy_(tensor)
+def _can_take_memory(parameter: torch.Tensor) -> bool:
+    """Returns whether a parameter can use the memory of an array.
+
+    Other memory would lose a layout such as channels_last, or be unknown to other processes.
+    """
+    return parameter.device.type == "cpu" and parameter.is_contiguous() and not parameter.is_shared()
 
 
 def _shown(names: list[str]) -> str:

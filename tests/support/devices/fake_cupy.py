@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from support.devices.fake_kernels import FakeModule
+
 GARBAGE = 0xAA  # what fresh memory holds
 
 
@@ -180,7 +182,8 @@ def fake_cupy(devices: int | Exception = 1) -> types.ModuleType:
         pool=pool,
         empty=empty,
         fuse=fuse,
-        ascontiguousarray=lambda array: np.ascontiguousarray(array).view(FakeArray),
+        ascontiguousarray=lambda array, dtype=None: np.ascontiguousarray(array, dtype).view(FakeArray),
+        RawModule=FakeModule,
         asnumpy=lambda array: np.asarray(array).view(np.ndarray),
         get_default_memory_pool=lambda: pool,
         random=types.SimpleNamespace(Generator=FakeGenerator, Philox4x3210=FakePhilox),

@@ -31,10 +31,9 @@ from shoal_nn import (
     Sigmoid,
     Tanh,
     TrainingContext,
-    normalization,
     pooling,
 )
-from shoal_nn._ops import arithmetic, convolve, windows
+from shoal_nn._ops import arithmetic, channels, convolve, windows
 from shoal_nn._ops import depthwise as compiled
 from shoal_nn._ops.error_function import erf
 from shoal_nn._ops.windows import Padding, windows_over
@@ -182,32 +181,6 @@ def everything(layer: Layer, x: np.ndarray) -> tuple[np.ndarray, ...]:
     return y, *dparams.values(), dx
 
 
-@pytest.mark.parametrize("shape", [(3,), (5, 3), (2, 70, 3), (7, 40, 40, 3), (2, 2, 5000)])
-def test_sums_and_products_by_runs_are_those_by_channels(shape: tuple[int, ...]) -> None:
-    rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((2, *shape))
-    rows = arithmetic.in_runs(a)
-    assert rows.shape[1] <= max(arithmetic.RUN, shape[-1])
-    axes, channels = tuple(range(a.ndim - 1)), shape[-1]
-    np.testing.assert_allclose(arithmetic.column_sums(a), a.sum(axis=axes), rtol=1e-12, atol=1e-12)
-    found = arithmetic.column_products([(rows, arithmetic.in_runs(b))], channels)
-    np.testing.assert_allclose(found, (a * b).sum(axis=axes), rtol=1e-12, atol=1e-12)
-    vector = rng.standard_normal(channels)
-    np.testing.assert_array_equal((rows * arithmetic.along(rows, vector)).reshape(shape), a * vector)
-
-
-@pytest.mark.parametrize("shape", [(1_000_003, 4), (1_048_576, 16), (4, 512, 1024, 3)])
-def test_sums_of_many_values_away_from_0_are_near(shape: tuple[int, ...]) -> None:
-    x = 100 + 0.1 * np.random.default_rng(0).standard_normal(shape, np.float32)
-    rows, channels = x.reshape(-1, shape[-1]), shape[-1]
-    exact = rows.sum(axis=0, dtype=np.float64)
-    np.testing.assert_allclose(arithmetic.column_sums(x), exact, rtol=3e-7)
-    runs = arithmetic.in_runs(x)
-    pairs = [(runs[part], runs[part]) for part in arithmetic.pieces(runs, arrays=2)]
-    squares = np.square(rows, dtype=np.float64).sum(axis=0)
-    np.testing.assert_allclose(arithmetic.column_products(pairs, channels), squares, rtol=1e-6)
-
-
 def test_batch_norm_of_many_values_away_from_0_is_near() -> None:
     x = 100 + 0.1 * np.random.default_rng(0).standard_normal((2**20, 2), np.float32)
     layer = BatchNorm(momentum=1)
@@ -244,7 +217,7 @@ def test_int16_is_no_half() -> None:
 def test_a_normalization_in_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(0).standard_normal((9, 32, 32, 8)).astype(np.float32)
     whole = normalized(x)
-    monkeypatch.setattr(normalization, "pieces", lambda *_, **__: [slice(0, 100), slice(100, 250), slice(250, 288)])
+    monkeypatch.setattr(channels, "_pieces", lambda *_, **__: [slice(0, 100), slice(100, 250), slice(250, 288)])
     for got, want in zip(normalized(x), whole, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 

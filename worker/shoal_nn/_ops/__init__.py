@@ -3,36 +3,38 @@
 They are functions of arrays, without variables or state.
 """
 
-from shoal_nn._ops.arithmetic import (
-    along,
-    column_products,
+from shoal_nn._ops.arithmetic import is_float, matmul, widened
+from shoal_nn._ops.channels import (
+    Moving,
+    batch_statistics,
+    centered_squares,
     column_sums,
-    in_runs,
-    is_float,
-    joined,
-    matmul,
-    pieces,
-    widened,
+    gradient_sums,
+    input_gradient,
+    scaled,
+    slope_and_shift,
 )
 from shoal_nn._ops.error_function import erf
 from shoal_nn._ops.windows import Padding, Pair, Windows, blocks, explicit, pair, windows_over
 
 __all__ = [
+    "Moving",
     "Padding",
     "Pair",
     "Windows",
-    "along",
+    "batch_statistics",
     "blocks",
-    "column_products",
+    "centered_squares",
     "column_sums",
     "erf",
     "explicit",
-    "in_runs",
+    "gradient_sums",
+    "input_gradient",
     "is_float",
-    "joined",
     "matmul",
     "pair",
-    "pieces",
+    "scaled",
+    "slope_and_shift",
     "widened",
     "windows_over",
 ]

@@ -23,11 +23,6 @@ def test_too_few_steps_are_an_error() -> None:
         gpu.images_per_s([(0.0, 1.0)] * 3, 64, skipped=2)
 
 
-def test_waiting_is_what_is_not_computing() -> None:
-    notes = [(0.0, 100.0), (100.0, 101.0), (102.0, 103.0), (104.0, 105.0)]
-    assert gpu.share_waiting(notes, skipped=1) == pytest.approx(0.5)
-
-
 def test_steps_alone_train(tmp_path: Path) -> None:
     program = gpu.Images(18, 32, 4, str(tmp_path / "notes"))
     notes = gpu.alone(Cpu(), program, 2, 2)
