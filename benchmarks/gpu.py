@@ -4,8 +4,8 @@ It runs the same steps in several ways. Each step trains on 64 images of 224x224
 
 - Alone: the gradients are applied on the device. In float32, and with bfloat16 images and float32 parameters.
 - Through a cluster on this machine: one server and one worker, in asynchronous mode, with overlap. In float32.
-- By PyTorch, if it and torchvision are installed: as fastest, where cuDNN tries its algorithms; as by default, where it
-  chooses them by a heuristic, as Shoal does; and with bfloat16 by autocast, as fastest.
+- By PyTorch, if it and torchvision are installed: as fastest, where cuDNN tries its algorithms; with algorithms that are
+  deterministic and chosen by a heuristic, as Shoal's are; and with bfloat16 by autocast, as fastest.
 
 The time of a step is the time since the end of the step before. The script reports the median. It leaves out the first
 steps, which also compile and plan.
@@ -133,11 +133,11 @@ def by_torch(batch: int, size: int, steps: int, *, trials: bool = True, half: bo
         batch: images of a step.
         size: height and width of an image.
         steps: number of steps.
-        trials: whether cuDNN chooses its algorithms by trial.
+        trials: whether cuDNN chooses its algorithms by trial, and also those whose results differ from run to run.
         half: whether bfloat16 is used where autocast uses it.
     """
     torch, models = importlib.import_module("torch"), importlib.import_module("torchvision.models")
-    torch.backends.cudnn.benchmark = trials
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = trials, not trials
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     model = models.resnet50().cuda().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
@@ -186,7 +186,7 @@ def results(
     found["images_per_s_cluster"] = images_per_s(through_cluster(device.name, depth, size, batch, steps), batch)
     if depth == 50 and all(importlib.util.find_spec(name) for name in ("torch", "torchvision")):
         # First, because PyTorch keeps what it has tried.
-        found["images_per_s_torch_default"] = images_per_s(by_torch(batch, size, steps, trials=False), batch)
+        found["images_per_s_torch_deterministic"] = images_per_s(by_torch(batch, size, steps, trials=False), batch)
         found["images_per_s_torch"] = images_per_s(by_torch(batch, size, steps), batch)
         found["images_per_s_torch_bfloat16"] = images_per_s(by_torch(batch, size, steps, half=True), batch)
     return found

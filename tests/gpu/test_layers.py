@@ -107,6 +107,20 @@ def test_a_convolution_of_halves_is_about_what_it_is_on_the_cpu(
         )
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64], ids=str)
+@pytest.mark.parametrize("layer", [ReLU(), BatchNorm(), Conv2D(8), MaxPool(3, strides=2, padding=1)], ids=repr)
+def test_results_have_the_dtype_of_the_input(device: Device, layer: Layer, dtype: DTypeLike) -> None:
+    x = device.to_device(np.random.default_rng(1).normal(size=IMAGES).astype(dtype))
+    params, state = (
+        {name: device.to_device(it) for name, it in its.items()}
+        for its in layer.init(np.random.default_rng(3), IMAGES[1:])
+    )
+    y, _, pullback = layer.apply(params, state, x, TrainingContext(0))
+    found, dx = pullback(y)
+    assert y.dtype == dx.dtype == x.dtype
+    assert {name: it.dtype for name, it in found.items()} == {name: it.dtype for name, it in params.items()}
+
+
 def test_dropout_follows_from_the_seed_and_leaves_about_its_share(device: Device) -> None:
     x = device.to_device(np.ones((100, 200), np.float32))
     first, again, other = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.program import Array
-from shoal_nn._ops import erf, widened
+from shoal_nn._ops import erf, is_half, widened
 from shoal_nn.layer import Shape, StatelessLayer, Train
 from shoal_worker.arrays import Namespace, fused, namespace_of
 
@@ -39,14 +39,13 @@ class ReLU(Activation):
     """y = max(x, 0), with derivative 0 at 0."""
 
     def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:
-        if namespace_of(x) is np:
+        if namespace_of(x) is np or is_half(x.dtype):  # a fused function would return bfloat16 as float32
             return super()._value(x, train)
-        # The same values in fewer passes over a GPU's memory: the maximum is exact in 16 bits, too.
         y = _positive_part(x)
         return y, lambda dy: _where_positive(dy, y)
 
     def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
-        y = np.maximum(x, 0)
+        y = namespace_of(x).maximum(x, 0)
         return y, lambda: y > 0
 
 

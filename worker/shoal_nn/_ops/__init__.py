@@ -3,7 +3,7 @@
 They are functions of arrays, without variables or state.
 """
 
-from shoal_nn._ops.arithmetic import is_float, matmul, widened
+from shoal_nn._ops.arithmetic import is_float, is_half, matmul, widened
 from shoal_nn._ops.channels import (
     Moving,
     batch_statistics,
@@ -31,6 +31,7 @@ __all__ = [
     "gradient_sums",
     "input_gradient",
     "is_float",
+    "is_half",
     "matmul",
     "pair",
     "scaled",
