@@ -4,8 +4,8 @@ It runs the same steps in several ways. Each step trains on 64 images of 224x224
 
 - Alone: the gradients are applied on the device. In float32, and with bfloat16 images and float32 parameters.
 - Through a cluster on this machine: one server and one worker, in asynchronous mode, with overlap. In float32.
-- By PyTorch, if it and torchvision are installed: as fastest, where cuDNN tries its algorithms; with algorithms that are
-  deterministic and chosen by a heuristic, as Shoal's are; and with bfloat16 by autocast, as fastest.
+- By PyTorch, if it and torchvision are installed: as fastest, where cuDNN tries its algorithms; with deterministic
+  algorithms that a heuristic chooses, as Shoal's are; and with bfloat16 by autocast, as fastest.
 
 The time of a step is the time since the end of the step before. The script reports the median. It leaves out the first
 steps, which also compile and plan.

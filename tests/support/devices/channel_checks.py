@@ -9,7 +9,7 @@ import numpy as np
 from shoal_nn._ops import channels
 
 # Shapes whose channels a thread loads one by one, in twos, fours and eights; one row; more rows than a block adds.
-SHAPES = [(1, 1), (5, 3), (2, 70, 6), (3, 5, 7, 64), (2, 2, 5000), (4099, 12), (2, 50, 50, 8)]
+SHAPES = [(1, 1), (5, 3), (2, 70, 6), (3, 5, 7, 64), (2, 2, 5000), (4099, 12), (2, 50, 50, 8), (7, 40, 40, 3)]
 DTYPES = {
     np.dtype(np.float64): 1e-12,
     np.dtype(np.float32): 1e-5,

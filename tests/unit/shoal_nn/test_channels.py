@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal_nn._ops import channels, channels_on_gpu
+from shoal_nn._ops import channels
 from support.devices.channel_checks import DTYPES, SHAPES, check_statistics, check_sums_and_maps
 from support.devices.fake_cupy import FakeArray, fake_cupy
 
@@ -69,25 +69,6 @@ def test_other_orders_and_dtypes_are_converted() -> None:
     )
     np.testing.assert_allclose(sums, dy.sum(axis=1), rtol=1e-6)
     np.testing.assert_allclose(products, (dy * x).sum(axis=1), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.usefixtures("cupy")
-def test_a_launch_depends_on_the_shape_alone() -> None:
-    """So that a sum has the same bits on every GPU."""
-    x = on_the_gpu(np.ones((100_000, 64), np.float32))
-    matrix = channels_on_gpu._Matrix(x)  # noqa: SLF001 - a sum does not show its blocks
-    assert matrix._launch.blocks == (1, 782)  # noqa: SLF001
-    assert matrix._launch.threads == (16, 16)  # noqa: SLF001
-
-
-@pytest.mark.parametrize("shape", [(3,), (5, 3), (2, 70, 3), (7, 40, 40, 3), (2, 2, 5000)])
-def test_runs_are_rows_of_whole_channels(shape: tuple[int, ...]) -> None:
-    rng = np.random.default_rng(0)
-    x, vector = rng.standard_normal(shape), rng.standard_normal(shape[-1])
-    rows = channels._in_runs(x)  # noqa: SLF001 - the layout is not visible outside
-    assert rows.shape[1] <= max(channels.RUN, shape[-1])
-    along = channels._along(rows, vector)  # noqa: SLF001
-    np.testing.assert_array_equal((rows * along).reshape(shape), x * vector)
 
 
 @pytest.mark.parametrize("shape", [(1_000_003, 4), (1_048_576, 16), (4, 512, 1024, 3)])

@@ -17,7 +17,7 @@ from shoal_nn._ops.windows import BLOCK, blocks
 from shoal_worker.arrays import namespace_of
 
 # Most elements of a run: long enough to amortize the start of a loop, short enough for the first-level cache.
-RUN = 2048
+_RUN = 2048
 # Most rows of a piece. NumPy adds rows one after the other, so the error grows with their number.
 _ROWS = 256
 
@@ -186,7 +186,7 @@ def _in_runs(x: Array) -> Array:
     slow.
     """
     channels, count = x.shape[-1], math.prod(x.shape[:-1])
-    most = min(count, RUN // max(channels, 1))
+    most = min(count, _RUN // max(channels, 1))
     times = next((times for times in range(most, 1, -1) if count % times == 0), 1)
     return x.reshape(-1, times * channels)
 
@@ -221,7 +221,6 @@ def _total(sums: Iterable[Array], channels: int) -> Array:
 
 
 __all__ = [
-    "RUN",
     "Moving",
     "batch_statistics",
     "centered_squares",
