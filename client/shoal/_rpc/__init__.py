@@ -7,13 +7,16 @@ layers above this one may import `shoal._rpc`.
 
 import os
 
-# gRPC's own lines would precede our message, and say less. A user who wants them sets the variable to ERROR or INFO.
-# gRPC reads it when it is loaded; later it would only reach child processes, such as those of a user's program.
-if "GRPC_VERBOSITY" not in os.environ:
-    os.environ["GRPC_VERBOSITY"] = "NONE"
+# gRPC's own lines would precede our message, and say less. A user who wants them sets GRPC_VERBOSITY to ERROR or INFO.
+# gRPC's handlers of forks start its threads again in the child: one child of twenty was aborted by that, such as a
+# process that loads data. Sessions and clients refuse to work in a child, so nobody needs these threads.
+# gRPC reads the variables when it is loaded; later they would only reach child processes, such as those of a program.
+if _unset := [it for it in (("GRPC_VERBOSITY", "NONE"), ("GRPC_ENABLE_FORK_SUPPORT", "0")) if it[0] not in os.environ]:
+    os.environ.update(_unset)
     import grpc  # noqa: F401 - for its effect
 
-    del os.environ["GRPC_VERBOSITY"]
+    for _name, _ in _unset:
+        del os.environ[_name]
 
 from shoal._rpc.backoff import Backoff
 from shoal._rpc.call_limits import CallLimits

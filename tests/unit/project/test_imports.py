@@ -16,8 +16,10 @@ ROOMS = {
     "shoal_nn": ROOT / "worker",
     "shoal_distribute": ROOT / "worker",
 }
-# Of shoal_nn: kernels for the host alone, programs, which look at a data set there, and readers of weights.
+# Of shoal_nn: kernels for the host alone, programs, which look at a data set there, and readers of weights. And sums
+# that have a module for the host and one for a GPU.
 HOST_ONLY = {"affine_maps.py", "depthwise.py", "programs.py", "files.py", "loading.py", "naming.py", "state_dicts.py"}
+HOST_ONLY |= {"channels.py", "channels_on_gpu.py"}
 MODULES = [(room, path) for room, folder in ROOMS.items() for path in sorted((folder / room).rglob("*.py"))]
 
 
