@@ -505,6 +505,7 @@ class GroupCopiesRecord(_message.Message):
     BEHIND_BACKUP_FIELD_NUMBER: _builtins.int
     GROWN_FIELD_NUMBER: _builtins.int
     PROMOTED_FIELD_NUMBER: _builtins.int
+    MORE_FORMER_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """The smallest index of its shards."""
     term: _builtins.int
@@ -535,8 +536,8 @@ class GroupCopiesRecord(_message.Message):
 
     @_builtins.property
     def former(self) -> Global___ServerRecord:
-        """The server that had a copy before the latest decision, and frees it when the primary knows this decision. Not set if
-        there is none.
+        """The server that had a copy before the latest decision, or before an earlier one that was never known. It frees the
+        copy when the primary knows the latest decision. Not set if there is none.
         """
 
     @_builtins.property
@@ -546,6 +547,10 @@ class GroupCopiesRecord(_message.Message):
     @_builtins.property
     def split_off(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Those of its shards that become a group of their own when the primary knows the latest decision."""
+
+    @_builtins.property
+    def more_former(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]:
+        """Further servers such as `former`."""
 
     def __init__(
         self,
@@ -563,10 +568,11 @@ class GroupCopiesRecord(_message.Message):
         behind_backup: _builtins.bool = ...,
         grown: _builtins.bool = ...,
         promoted: _builtins.bool = ...,
+        more_former: _abc.Iterable[Global___ServerRecord] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "former", b"former", "growing", b"growing", "primary", b"primary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "backup_term", b"backup_term", "behind_backup", b"behind_backup", "former", b"former", "group", b"group", "growing", b"growing", "grown", b"grown", "not_told", b"not_told", "primary", b"primary", "promoted", b"promoted", "shards", b"shards", "split_off", b"split_off", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "backup_term", b"backup_term", "behind_backup", b"behind_backup", "former", b"former", "group", b"group", "growing", b"growing", "grown", b"grown", "more_former", b"more_former", "not_told", b"not_told", "primary", b"primary", "promoted", b"promoted", "shards", b"shards", "split_off", b"split_off", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

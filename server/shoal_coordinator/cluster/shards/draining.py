@@ -265,7 +265,7 @@ class DrainCoordinator:
 
     def _handed_over(self, member: Member) -> int:
         """Returns how many groups a server hands over now."""
-        return sum(bool(it.former and it.former.member == member.id) for it in self._jobs.live_groups)
+        return sum(any(ref.member == member.id for ref in it.former) for it in self._jobs.live_groups)
 
     # Other jobs.
 

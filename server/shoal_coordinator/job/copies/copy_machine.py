@@ -259,12 +259,12 @@ class CopyMachine:
         return [DropBackup(self._ref, self._generation, group, after.term, sender, keeps, behind)]
 
     def told(self, group: int, term: int) -> list[Effect]:
-        """Records that the decision of a term is known. Then the former copy is freed, if there is one."""
+        """Records that the decision of a term is known. Then the former copies are freed."""
         found = self._at(group, term)
         if not found or found.told:
             return []
         self._table.put(*found.known())
-        effects: list[Effect] = [self.free(group, found.former)] if found.former else []
+        effects: list[Effect] = [self.free(group, it) for it in found.former]
         now = self._table.groups[group]
         return [*effects, self._split_effect(now)] if now.split_off else effects
 

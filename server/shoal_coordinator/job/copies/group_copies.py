@@ -25,11 +25,11 @@ class GroupCopies:
             it or follows it.
         told: whether the server that the latest decision is told knows it: whether the primary knows that it is the
             primary, and which backup it has; and the backup, that it has no copy of its own.
-        former: the server that had a copy before the latest decision, and frees it when that decision is known; None if
-            there is none.
+        former: the servers that had a copy before the latest decision, or before earlier decisions that were never
+            known. They free it when the latest decision is known.
         shards: its shards, in order.
         split_off: those of its shards that become a group of their own when the primary knows the latest decision. If
-            there is a `former` server, that decision is about a server which was lost before it told that it had split
+            there are `former` servers, that decision is about a server which was lost before it told that it had split
             the group. Then the split is decided again after it, without a backup.
         backup_term: the term in which the backup was begun; 0 if there is none.
         behind_backup: whether the backup makes the growing copy, to have a backup of its own when it is the primary.
@@ -43,7 +43,7 @@ class GroupCopies:
     backup: ServerRef | None = None
     growing: ServerRef | None = None
     told: bool = True
-    former: ServerRef | None = None
+    former: tuple[ServerRef, ...] = ()
     shards: tuple[int, ...] = ()
     split_off: tuple[int, ...] = ()
     backup_term: int = 0
@@ -74,7 +74,7 @@ class GroupCopies:
     @property
     def servers(self) -> tuple[ServerRef, ...]:
         """The servers that have a copy, or had one before a decision that is not known yet."""
-        return tuple(it for it in (self.primary, *self.others, self.former) if it)
+        return (self.primary, *self.others, *self.former)
 
     def has_copy_on(self, server: str) -> bool:
         """Returns whether a server has a copy, or had one before a decision that the primary does not know yet."""
@@ -118,18 +118,17 @@ class GroupCopies:
         assert self.growing
         assert self.backup
         assert not self.behind_backup
-        after = self._decided(told=False, former=self.backup)
-        return replace(after, backup=self.growing, backup_term=self.term)
+        return self._decided(self.primary, self.growing, self.term)
 
     def kept(self) -> "GroupCopies":
         """Returns the state after the decision that the backup stays, and the growing copy is dropped."""
         assert self.growing
         assert self.backup
-        return self._decided(told=False, former=self.growing)
+        return self._decided(self.primary, self.backup, self.backup_term)
 
     def alone(self) -> "GroupCopies":
         """Returns the state after the decision that the primary continues without a backup."""
-        return replace(self._decided(told=False, former=self.second), backup=None, backup_term=0)
+        return self._decided(self.primary)
 
     def handed_over(self, *, keeps: bool) -> "GroupCopies":
         """Returns the state after the decision that the complete backup becomes the primary.
@@ -139,14 +138,14 @@ class GroupCopies:
         """
         assert self.backup
         assert self.grown or not keeps
-        after = replace(self._decided(told=False, former=self.primary), primary=self.backup, promoted=True)
-        backup, backup_term = (self.growing, self.term) if keeps else (None, 0)
-        return replace(after, backup=backup, backup_term=backup_term)
+        after = self._decided(self.backup, self.growing, self.term) if keeps else self._decided(self.backup)
+        return replace(after, promoted=True)
 
-    def _decided(self, *, told: bool, former: ServerRef | None) -> "GroupCopies":
-        """Returns the state after a decision that ends the growth of a copy."""
-        after = replace(self, term=self.term + 1, told=told, former=former)
-        return replace(after, growing=None, behind_backup=False, grown=False)
+    def _decided(self, primary: ServerRef, backup: ServerRef | None = None, backup_term: int = 0) -> "GroupCopies":
+        """Returns the state after a decision that ends the growth of a copy. All other servers lose theirs."""
+        former = tuple(it for it in self.servers if it not in (primary, backup))
+        after = replace(self, term=self.term + 1, primary=primary, backup=backup, backup_term=backup_term)
+        return replace(after, told=False, former=former, growing=None, behind_backup=False, grown=False)
 
     def split(self, split_off: tuple[int, ...]) -> "GroupCopies":
         """Returns the state after the decision that some shards become a group of their own, on the same servers."""
@@ -160,7 +159,7 @@ class GroupCopies:
 
         If a split has to be decided again, that is done.
         """
-        known = replace(self, told=True, former=None, promoted=False, split_off=())
+        known = replace(self, told=True, former=(), promoted=False, split_off=())
         if not self.split_off:
             return (known,)
         if self.former:
@@ -186,7 +185,8 @@ class GroupCopies:
             backup=server_record(self.backup) if self.backup else None,
             growing=server_record(self.growing) if self.growing else None,
             not_told=not self.told,
-            former=server_record(self.former) if self.former else None,
+            former=server_record(self.former[0]) if self.former else None,
+            more_former=map(server_record, self.former[1:]),
             shards=self.shards,
             split_off=self.split_off,
             backup_term=self.backup_term if self.backup_term != self.term else 0,
@@ -203,6 +203,7 @@ class GroupCopies:
             record: the record.
             planned: the shards of each group as they were placed. Earlier versions stored no others.
         """
+        former = [record.former] if record.HasField("former") else []
         return cls(
             record.group,
             server_of(record.primary),
@@ -210,7 +211,7 @@ class GroupCopies:
             server_of(record.backup) if record.HasField("backup") else None,
             server_of(record.growing) if record.HasField("growing") else None,
             told=not record.not_told,
-            former=server_of(record.former) if record.HasField("former") else None,
+            former=tuple(map(server_of, [*former, *record.more_former])),
             shards=tuple(record.shards) or planned[record.group],
             split_off=tuple(record.split_off),
             backup_term=(record.backup_term or record.term) if record.HasField("backup") else 0,
@@ -231,7 +232,7 @@ class GroupCopies:
         assert not self.grown or self.behind_backup, "a copy is complete, and nothing follows from that"
         assert not self.promoted or not self.told
         assert not (self.told and self.former), "a copy is not freed"
-        assert self.former is None or self.former.member not in holders, "a copy is to be freed that is needed"
+        assert not {it.member for it in self.former} & {*holders}, "a copy is to be freed that is needed"
         assert self.term or (self.second is None and self.told)
         assert self.group == min(self.shards), "a group has not the name of its first shard"
         assert not (self.split_off and self.told), "a group splits off shards without a decision"

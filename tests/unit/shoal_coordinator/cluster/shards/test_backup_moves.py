@@ -123,7 +123,7 @@ def test_a_move_ends_when_the_former_backup_is_dropped() -> None:
     done(rig, effect)
     dropped = only(rig.pending, DropBackup)
     after = groups(rig)[effect.group]
-    assert (after.backup, after.former, after.told) == (effect.backup, before.backup, False)
+    assert (after.backup, after.former, after.told) == (effect.backup, (before.backup,), False)
     assert dropped.server == before.primary
     check_runs(rig)
     rig.pass_time(5)

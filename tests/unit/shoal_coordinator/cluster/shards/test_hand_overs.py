@@ -22,7 +22,7 @@ from shoal_coordinator.messages import (
     TakeCut,
     events,
 )
-from support.clusters.cluster_rig import KEEPING, POLICY, Rig, done_of, job, session
+from support.clusters.cluster_rig import KEEPING, POLICY, Rig, done_of, job, only, session
 
 SERVERS = ("s0", "s1", "s2")
 VARIABLES = {name: Variable((8, 4)) for name in "uvw"}
@@ -157,6 +157,37 @@ class TestAJobMoves:
         assert rig.drain("s1") == ()
         assert rig.checkpoint("a").number == 1
         assert not rig.status("a").checkpoint_failure
+
+
+class TestAServerThatHandedOverStays:
+    """The next primary, or its backup, is lost before the next primary knows that it is the primary."""
+
+    def handed_over(self) -> tuple[Rig, GroupCopies]:
+        """Returns a job whose group on s1 was handed over, with two complete copies elsewhere. Nobody knows it yet."""
+        rig = running().servers("s3")
+        rig.drain("s1")
+        rig.perform(until=Promote)
+        promotion = only([rig.pending.pop(0)], Promote)
+        rig.perform()
+        [group] = on(rig, "s1")
+        assert (group.group, group.primary, group.backup is None) == (promotion.group, promotion.server, False)
+        return rig, group
+
+    @pytest.mark.parametrize("lost", ["primary", "backup"])
+    def test_until_the_decision_after_the_loss_is_known(self, lost: str) -> None:
+        rig, group = self.handed_over()
+        rig.kill(getattr(group, lost).member)
+        [after] = [it for it in copies(rig) if it.group == group.group]
+        assert after.primary == (group.backup if lost == "primary" else group.primary)
+        assert not after.told
+        assert rig.drain("s1") == ("a",), "it may leave, although its callers have no other primary yet"
+        rig.crash()
+        assert rig.drain("s1") == ("a",), "a coordinator that restarts has forgotten the former primary"
+        rig.perform()
+        freed = {it.server.member for it in rig.performed if isinstance(it, DropCopy) and it.group == group.group}
+        assert "s1" in freed
+        assert rig.drain("s1") == ()
+        assert (rig.state("a"), rig.status("a").restarts) == (JobState.RUNNING, 0)
 
 
 class TestManyGroups:
