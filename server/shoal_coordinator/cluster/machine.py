@@ -296,7 +296,7 @@ class Cluster:
 
     def _time_passed(self, event: events.TimePassed, now: float) -> dict[str, Role]:
         self._members.breaker.heartbeats_delayed(event.heartbeat_wait_s, event.refused_heartbeats, now)
-        self._expire(now)
+        self._declare_lost(self._expired(now), now)
         waiting = self._worker_requests.end_hung(now, self._members.heartbeat_interval_s)
         waiting |= self._outcomes.lose_unreachable(self._scheduler.norm_watch, now)
         waiting |= self._copies.retries or self._outcomes.draining.moves or self._rebalancer.is_due(now)
@@ -309,11 +309,17 @@ class Cluster:
         return lost
 
     def _registration_received(self, event: events.RegistrationReceived, now: float) -> RegisterResult:
-        self._expire(now, event.registration.member)
-        self._declare_lost(self._members.lose_absent(event.registration.member, now, event.registration), now)
-        member = self._members.register(event.registration, now)
-        if member.role is not Role.SESSION:  # no job waits for one that has not asked for a rank yet
-            self._schedule(now)
+        claimed = event.registration.member
+        lost = self._expired(now, claimed)
+        lost += self._members.lose_absent(claimed, now, event.registration)
+        self._note_lost(lost, now)
+        changed = bool(lost)
+        try:
+            member = self._members.register(event.registration, now)
+            changed |= member.role is not Role.SESSION  # no job waits for one that has not asked for a rank yet
+        finally:
+            if changed:  # only now, because a job that has lost a server may need the new process
+                self._schedule(now)
         return RegisterResult(member.incarnation)
 
     def _heartbeat_received(self, event: events.HeartbeatReceived, now: float) -> HeartbeatResult:
@@ -342,19 +348,23 @@ class Cluster:
             self._schedule(now)
         return tuple(job.ref.name for job in self._jobs.live if draining.waits_for(member, job))
 
-    def _expire(self, now: float, claimed: str = "") -> None:
+    def _expired(self, now: float, claimed: str = "") -> list[Member]:
+        """Marks members as lost whose heartbeat timeouts have expired, and returns them; see `Membership.expire`."""
         paused_s, self._expired_at = now - self._expired_at, now
         if paused_s > self._policy.heartbeat_timeout_s / 2:
             # This process was stopped or starved, so the missing heartbeats do not mean that members died.
             self._members.extend_timeouts(paused_s)
-        self._declare_lost(self._members.expire(now, claimed), now)
+        return self._members.expire(now, claimed)
 
     def _declare_lost(self, lost: Sequence[Member], now: float) -> None:
+        self._note_lost(lost, now)
+        if lost:
+            self._schedule(now)
+
+    def _note_lost(self, lost: Iterable[Member], now: float) -> None:
         for member in lost:
             self._lost[member.id] = member.role
             self._lose(member, now)
-        if lost:
-            self._schedule(now)
 
     def _fail_checkpoint(self, event: events.CheckpointFailed, now: float) -> None:
         # Without the scheduler: it would see lost members whose jobs do not know it yet.

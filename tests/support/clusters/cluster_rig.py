@@ -181,6 +181,13 @@ class Rig:
     def kill(self, *names: str) -> "Rig":
         return self.pass_time(HEARTBEAT_TIMEOUT_S + 1.5, *names)
 
+    def replace(self, server: str) -> "Rig":
+        """Kills a server. Its next process registers before the coordinator knows that the server is lost."""
+        self.pass_time(HEARTBEAT_TIMEOUT_S, server)
+        assert self.machine.members.is_alive(server)
+        self.now += 0.1
+        return self.servers(server)
+
     def drain(self, name: str, left_s: float | None = None) -> Any:
         """Asks a server to drain. Returns the jobs that the server must wait for."""
         return self.handle(events.DrainRequested(name, self.lives[name], left_s))

@@ -168,10 +168,12 @@ class Rebalancer:
         If another server can take a copy, the backup of a replicated group makes its next backup there before.
         """
         move, others = progress.move, self._copies.candidates(group)
-        failed = job.copies.failed_on(group.group)
-        if job.copies.is_replicated and others and not group.grown:
-            if group.growing:
-                pass  # it is being made
+        failed, is_settled = job.copies.failed_on(group.group), self._settled_at == math.inf
+        if not group.told:
+            pass  # what is decided now would replace a decision that no server knows yet
+        elif job.copies.is_replicated and not group.grown and (others or not is_settled):
+            if group.growing or not others:
+                pass  # it is being made; or a server was lost, and may come back
             elif any(failed.get(it.id, -1.0) < progress.begun_at for it in others):
                 job.copies.move(group.group, "", behind_backup=True)
             else:  # the group stays where it is: it must not have one complete copy for the sake of even shares

@@ -216,6 +216,27 @@ class TestManyGroups:
             status = rig.status(f"of-{user}")
             assert (status.state, status.copies, status.failovers) == (JobState.RUNNING, 2, 0)
 
+    def test_keep_two_copies_though_the_only_other_server_is_replaced(self) -> None:
+        users = [f"x{index}" for index in range(9)]
+        rig = Rig(KEEPING).servers(*SERVERS).join(Role.SESSION, *users)
+        for user in users:
+            rig.submit(session(f"of-{user}", replicas=2, shards=1))
+            rig.start(f"of-{user}", user)
+        rig.drain("s1")
+
+        def kept() -> dict[str, GroupCopies]:
+            found = {user: it for user in users for it in copies(rig, f"of-{user}")}
+            return {user: it for user, it in found.items() if it.primary.member == "s1" and it.backup}
+
+        waiting = [user for user, it in kept().items() if not it.growing]
+        assert waiting, "all copies are made at the same time"
+        rig.replace("s0")
+        assert {*waiting} <= {*kept()}, "s1 has handed over to the last complete copy"
+        while rig.drain("s1"):
+            rig.perform()
+            rig.pass_time(1)
+        assert {rig.status(f"of-{user}").copies for user in users} == {2}
+
 
 class TestAJobIsSaved:
     def test_if_no_server_can_take_its_shards(self) -> None:

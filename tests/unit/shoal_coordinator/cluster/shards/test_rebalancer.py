@@ -110,6 +110,25 @@ class TestAServerThatComes:
         assert kinds.index(SplitGroup) < kinds.index(DropBackup), "a backup was dropped for a split"
         assert rig.machine.job("a").copies.backup_bytes() == even_over("s0", "s1", "s2")
 
+    @pytest.mark.parametrize("lost_first", [False, True])
+    def test_gets_no_group_for_the_price_of_its_second_copy(self, lost_first: bool) -> None:
+        """The server that should take the third copy dies while the copy is made, and comes back."""
+        rig = running(replicas=2).servers("s2").pass_time(SETTLED_S)
+        while not any(isinstance(it, AddBackup) and it.as_backup for it in rig.pending):
+            rig.perform_first()
+        copy = next(it for it in rig.pending if isinstance(it, AddBackup) and it.as_backup)
+        before = next(it for it in groups(rig) if it.group == copy.group)
+        if lost_first:
+            rig.kill(copy.backup.member).perform()
+            rig.servers(copy.backup.member)
+        else:
+            rig.replace(copy.backup.member)
+        after = next(it for it in groups(rig) if it.group == copy.group)
+        assert (after.primary, after.backup) == (before.primary, before.backup)
+        move_all(rig)
+        assert loads(rig) == even_over("s0", "s1", "s2")
+        assert rig.status("a").copies == 2
+
     def test_gets_its_share_of_a_session(self) -> None:
         rig = Rig(POLICY).servers("s0", "s1").join(Role.SESSION, "x")
         rig.submit(session("a", shards=12))
