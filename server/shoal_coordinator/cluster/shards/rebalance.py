@@ -1,8 +1,8 @@
 """Rebalancing: what should move so that the servers of a job have equal shares of its bytes (pure).
 
 Each job is balanced by itself, as when it is placed: the server that moves most of a job's bytes decides how long its
-steps take. One decision moves one lock group, or a part of it, from the fullest server to the emptiest one that can
-take it. So the sum of the squares of the loads falls with each decision, and no group moves back and forth.
+steps take. One decision moves one lock group, or a part of it, from one of the fullest servers to the emptiest one that
+can take it. So the sum of the squares of the loads falls with each decision, and no group moves back and forth.
 """
 
 from collections.abc import Mapping
@@ -66,23 +66,26 @@ def rebalance(
     for group in groups.values():
         loads[group.server] += group.nbytes
     mean = sum(loads.values()) / len(loads)
-    fullest = max(loads, key=lambda it: (loads[it], it))
     least = max(TOLERANCE * mean / 2, smallest_bytes)
+    most = max(loads.values())
+    # Those whose difference is not worth a move are equally full. If one has nothing that fits, the next one gives.
+    fullest = sorted((it for it in loads if loads[it] > max(mean, most - least)), key=lambda it: (loads[it], it))[::-1]
     for server in sorted(loads, key=lambda it: (loads[it], servers[it], it)):
-        gap = loads[fullest] - loads[server]
-        if gap <= max(TOLERANCE * mean, 2 * least):
+        if most - loads[server] <= max(TOLERANCE * mean, 2 * least):
             break
-        there = {
-            number: group
-            for number, group in groups.items()
-            if group.server == fullest and barred.get(number) != server
-        }
-        share = min(loads[fullest] - mean, mean - loads[server])
-        for wanted in (share, gap / 2):  # perhaps all shards are larger than the share
-            # Less than the gap, so that the two servers come nearer to each other.
-            move = _best(there, server, wanted, least, gap - least, splits=splits)
-            if move:
-                return move
+        for giver in fullest:
+            gap = loads[giver] - loads[server]
+            there = {
+                number: group
+                for number, group in groups.items()
+                if group.server == giver and barred.get(number) != server
+            }
+            share = min(loads[giver] - mean, mean - loads[server])
+            for wanted in (share, gap / 2):  # perhaps all shards are larger than the share
+                # Less than the gap, so that the two servers come nearer to each other.
+                move = _best(there, server, wanted, least, gap - least, splits=splits)
+                if move:
+                    return move
         if not barred:  # what does not fit on the emptiest server does not fit on another one
             break
     return None
