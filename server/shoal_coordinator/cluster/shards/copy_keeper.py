@@ -79,7 +79,7 @@ class CopyKeeper:
         if not growable:
             return
         growable.sort(key=lambda it: not self._members.is_draining(it[1].primary.member))  # which waits for the copy
-        held, busy = held_bytes(self._jobs.values()), self._busy()
+        held, busy = held_bytes(self._jobs.values()), self._busy(now)
         for job, group in growable:
             size = job.copies.group_bytes[group.group]
             server, sender = self._server_for(job, group, held, busy), job.copies.next_sender(group).member
@@ -135,10 +135,16 @@ class CopyKeeper:
         held = {it.member for it in (group.primary, group.backup) if it}
         return [server for server in self._members.not_draining if server.id not in held]
 
-    def _busy(self) -> Counter[str]:
-        """Returns on how many copies each server works that are made now."""
+    def _busy(self, now: float) -> Counter[str]:
+        """Returns on how many copies each server works that are made now. A server that is late takes no more."""
         copied = [it for job in self._jobs.values() for it in job.copies.groups if it.is_copied]
-        return Counter(it.sender.member for it in copied) + Counter(it.growing.member for it in copied if it.growing)
+        busy = Counter(it.sender.member for it in copied) + Counter(it.growing.member for it in copied if it.growing)
+        return busy | Counter(dict.fromkeys(self.late(now), COPIES_AT_A_TIME))
+
+    def late(self, now: float) -> set[str]:
+        """Returns the servers that were silent for half a heartbeat timeout: they may be stopped, or lost soon."""
+        limit_s = max(self._members.heartbeat_timeout_s / 2, 2 * self._members.heartbeat_interval_s)
+        return {it.id for it in self._members.alive(Role.SERVER) if now - it.last_seen > limit_s}
 
     # Servers that are about to leave, or lost.
 

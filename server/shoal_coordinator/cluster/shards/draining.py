@@ -206,6 +206,7 @@ class DrainCoordinator:
         if (primaries and is_late) or any(self._is_stuck(it, job, member) for it in served):
             member.stays_with.add(job.ref)
             return
+        late = self._copies.late(now)  # a server that is stopped would not learn that it is the primary
         for it in served:
             may_begin = not job.checkpoint_in_progress and self._handed_over(member) < HAND_OVERS_AT_A_TIME
             if it.second is None:
@@ -213,7 +214,7 @@ class DrainCoordinator:
             elif it.backup and (it.grown or not self._members.is_draining(it.backup.member)):
                 if self._awaits_copy(it, job, member, now):
                     job.copies.move(it.group, "", behind_backup=True)
-                elif may_begin:
+                elif may_begin and it.backup.member not in late:
                     last = sum(group.primary.member == member.id for group in job.copies.groups) == 1
                     note = f"server {member.id} is about to leave; its shards have moved to other servers"
                     self._copies.hand_over(job, it, note if last else "", now)

@@ -112,7 +112,8 @@ class Rebalancer:
             self._to_check[job.ref] = now + LOOK_S
             return
         loads = {it.group: GroupLoad(it.primary.member, job.copies.shard_bytes(it)) for it in groups}
-        failing = {member: end for member, _ in self._servers if (end := self._pause_of(job.ref, member)[1]) > now}
+        failing = dict.fromkeys(self._copies.late(now), now + LOOK_S)
+        failing |= {member: end for member, _ in self._servers if (end := self._pause_of(job.ref, member)[1]) > now}
         usable = {member for member, _ in self._servers if member not in failing} | {it.server for it in loads.values()}
         servers = {member: held()[member] for member in usable}
         move = rebalance(loads, servers, splits=job.copies.may_split, smallest_bytes=self._smallest_bytes)
@@ -169,8 +170,8 @@ class Rebalancer:
         """
         move, others = progress.move, self._copies.candidates(group)
         failed, is_settled = job.copies.failed_on(group.group), self._settled_at == math.inf
-        if not group.told:
-            pass  # what is decided now would replace a decision that no server knows yet
+        if not group.told or move.server in self._copies.late(now):
+            pass  # a decision is not known yet, or would not be known soon
         elif job.copies.is_replicated and not group.grown and (others or not is_settled):
             if group.growing or not others:
                 pass  # it is being made; or a server was lost, and may come back
