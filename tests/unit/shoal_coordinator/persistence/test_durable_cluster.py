@@ -737,6 +737,8 @@ class Twins(Voyage):
         rig = self.rig
         assert isinstance(rig, self.TwinRig)
         rig.twin = None
+        if any(member.stays_with for member in rig.machine.members):
+            return  # not stored: the next coordinator tries again to move these jobs off a draining server
         # The leases of the twin begin now; so must the others'.
         rig.handle(events.TimePassed())
         rig.beat(*[member.member for member in rig.machine.status(rig.now).members if member.alive])
