@@ -302,6 +302,7 @@ class JobRecord(_message.Message):
     RESTARTS_FIELD_NUMBER: _builtins.int
     FAILED_RESTARTS_FIELD_NUMBER: _builtins.int
     SERVER_RETURN_DEADLINE_FIELD_NUMBER: _builtins.int
+    SERVER_RETURN_PATIENCE_S_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
@@ -348,6 +349,10 @@ class JobRecord(_message.Message):
     server_return_deadline: _builtins.float
     """The time, in seconds of Unix time, until which the job waits for servers to return. After that, the coordinator
     places the shards on the remaining servers. 0 means that the job does not wait.
+    """
+    server_return_patience_s: _builtins.float
+    """The seconds from the loss of the shards to `server_return_deadline`. They limit the wait after a restart of the
+    coordinator whose clock has gone back. 0 means that they are not known: an earlier version has written the record.
     """
     servers: _builtins.int
     """The number of servers that held the shards before they were lost."""
@@ -425,6 +430,7 @@ class JobRecord(_message.Message):
         restarts: _builtins.int = ...,
         failed_restarts: _builtins.int = ...,
         server_return_deadline: _builtins.float = ...,
+        server_return_patience_s: _builtins.float = ...,
         servers: _builtins.int = ...,
         source: _job_pb2.CheckpointChoice | None = ...,
         restored: _abc.Iterable[_builtins.str] | None = ...,
@@ -442,7 +448,7 @@ class JobRecord(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "learning_rate", b"learning_rate", "restart_point", b"restart_point", "source", b"source", "trained_s", b"trained_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "all_workers_finished", b"all_workers_finished", "assigned", b"assigned", "created", b"created", "departed", b"departed", "failed_restarts", b"failed_restarts", "failovers", b"failovers", "finished", b"finished", "finished_at", b"finished_at", "learning_rate", b"learning_rate", "members", b"members", "next_read_at", b"next_read_at", "quarantined", b"quarantined", "read_backoff_s", b"read_backoff_s", "read_failure", b"read_failure", "reason", b"reason", "reserved_sequence", b"reserved_sequence", "restart_point", b"restart_point", "restarts", b"restarts", "restore_note", b"restore_note", "restored", b"restored", "server_return_deadline", b"server_return_deadline", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "trained_s", b"trained_s", "training_since", b"training_since", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "all_workers_finished", b"all_workers_finished", "assigned", b"assigned", "created", b"created", "departed", b"departed", "failed_restarts", b"failed_restarts", "failovers", b"failovers", "finished", b"finished", "finished_at", b"finished_at", "learning_rate", b"learning_rate", "members", b"members", "next_read_at", b"next_read_at", "quarantined", b"quarantined", "read_backoff_s", b"read_backoff_s", "read_failure", b"read_failure", "reason", b"reason", "reserved_sequence", b"reserved_sequence", "restart_point", b"restart_point", "restarts", b"restarts", "restore_note", b"restore_note", "restored", b"restored", "server_return_deadline", b"server_return_deadline", "server_return_patience_s", b"server_return_patience_s", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "trained_s", b"trained_s", "training_since", b"training_since", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trained_s: _TypeAlias = _typing.Literal["trained_s"]  # noqa: Y015
     _WhichOneofArgType__trained_s: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s"]  # noqa: Y015

@@ -311,7 +311,7 @@ class JobMachine(JobView):
         """
         if self.ended or self._plan.placement is None:
             return []
-        can_restart, explanation = self._recovery.lose(reason, len(self.servers), now + patience_s, announced=announced)
+        can_restart, explanation = self._recovery.lose(reason, len(self.servers), patience_s, now, announced=announced)
         if not can_restart:
             return self.fail(explanation, now) + self.drop()
         self._counters.count_restart(RestartReason.DRAINING if announced else RestartReason.LOST)

@@ -18,8 +18,8 @@ from shoal_coordinator.messages import ProgramDescription, RestoredCheckpoint
 MAX_FAILED_RESTARTS = 10
 # Seconds until checkpoint storage that cannot be read is tried again: first, doubled each time, up to the maximum.
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 2.0, 60.0
-# Seconds that a restarted coordinator waits at most for as many servers as a job had. It is above the time that follows
-# from usual heartbeat timeouts, and bounds the wait if the clock has gone back.
+# Seconds that a restarted coordinator waits at most for as many servers as a job had, if an earlier version has not
+# stored the patience. It is above the time that follows from usual heartbeat timeouts.
 _MAX_RETURN_S = 600.0
 # Maximum number of names in an event.
 _MAX_NAMED = 50
@@ -56,6 +56,7 @@ class Recovery:
         self._spec, self._checkpoints = spec, checkpoints
         self._restarts = self._failed_restarts = 0  # in total; since the last new checkpoint
         self._server_return_deadline, self._servers = 0.0, 0  # until when to wait for how many servers
+        self._patience_s = 0.0  # how long that was
         self._restart_point: RestartPoint | None = None  # of the latest restart; None while the job restarts
         self._source: CheckpointChoice | None = None  # the checkpoint that it began with, with its number
         self._restore_note = ""  # see `restore_note`
@@ -126,14 +127,15 @@ class Recovery:
         return tuple(CheckpointChoice(self._spec.name, it.number) for it in reversed(self._checkpoints.saved))
 
     def lose(
-        self, reason: str, servers: int, server_return_deadline: float, *, announced: bool = False
+        self, reason: str, servers: int, patience_s: float, now: float, *, announced: bool = False
     ) -> tuple[bool, str]:
         """Decides whether the job restarts after a loss of shards.
 
         Args:
             reason: why the shards are lost.
             servers: how many servers held them.
-            server_return_deadline: until when to wait for as many servers, in seconds of Unix time.
+            patience_s: seconds to wait for as many servers.
+            now: seconds of Unix time.
             announced: whether the server was draining, so that the loss does not count towards `MAX_FAILED_RESTARTS`.
 
         Returns:
@@ -146,7 +148,8 @@ class Recovery:
         self._restarts += 1
         self._restart_point = None
         self._failed_restarts += not announced
-        self._server_return_deadline, self._servers = server_return_deadline, servers
+        self._server_return_deadline = now + patience_s if patience_s else 0.0
+        self._servers, self._patience_s = servers, patience_s
         newest = self._checkpoints.newest
         first = f"its beginning, {self._source}" if self._source else "its beginning"
         return True, f"{reason}; the job continues from {f'checkpoint {newest.number}' if newest else first}"
@@ -228,6 +231,7 @@ class Recovery:
         """Writes this state into the job's record."""
         record.restarts, record.failed_restarts = self._restarts, self._failed_restarts
         record.server_return_deadline, record.servers = self._server_return_deadline, self._servers
+        record.server_return_patience_s = self._patience_s
         record.read_failure, record.next_read_at, record.read_backoff_s = (
             self._read_failure,
             self._next_read_at,
@@ -242,8 +246,8 @@ class Recovery:
     def restore_from(self, record: state_pb2.JobRecord, now: float) -> None:
         """Restores this state from the job's record. The job waits at most as long as if it began to wait now."""
         self._restarts, self._failed_restarts = record.restarts, record.failed_restarts
-        self._server_return_deadline = min(record.server_return_deadline, now + _MAX_RETURN_S)
-        self._servers = record.servers
+        self._servers, self._patience_s = record.servers, record.server_return_patience_s
+        self._server_return_deadline = min(record.server_return_deadline, now + (self._patience_s or _MAX_RETURN_S))
         self._read_failure, self._read_backoff_s = record.read_failure, record.read_backoff_s
         self._next_read_at = min(record.next_read_at, now + record.read_backoff_s)
         self._restore_note = record.restore_note

@@ -38,7 +38,7 @@ def recovery(*numbers: int, possible: bool = True, **options: Any) -> Recovery:
 
 
 def lose(machine: Recovery, servers: int = 2) -> tuple[bool, str]:
-    answer = machine.lose(GONE, servers, START + 10)
+    answer = machine.lose(GONE, servers, 10, START)
     machine.validate()
     return answer
 
@@ -112,7 +112,7 @@ class TestLosing:
         machine = recovery(1)
         for _ in range(MAX_FAILED_RESTARTS):
             lose(machine)
-        assert machine.lose(GONE, 2, START, announced=True) == (True, f"{GONE}; the job continues from checkpoint 1")
+        assert machine.lose(GONE, 2, 0, START, announced=True) == (True, f"{GONE}; the job continues from checkpoint 1")
         machine.validate()
         assert not lose(machine)[0]
 
@@ -266,6 +266,28 @@ class TestGoingOn:
         for variables, given, assigned in cases:
             resumption = resume(recovery(2), restored(variables=variables), program)
             assert (resumption.problem, resumption.given, resumption.assigned) == ("", given, assigned)
+
+
+@pytest.mark.parametrize(("stored", "longest_s"), [(True, 10), (False, 600)])
+def test_a_clock_that_goes_back_prolongs_the_wait_for_servers_at_most_by_itself(stored: bool, longest_s: int) -> None:
+    """An earlier version has not stored how long a job waits."""
+    machine, other, record = recovery(1), recovery(1), state_pb2.JobRecord()
+    lose(machine)
+    machine.write_to(record)
+    if not stored:
+        record.ClearField("server_return_patience_s")
+    restarted_at = START - 86_400
+    other.restore_from(record, restarted_at)
+    assert other.waits_for_servers(1, restarted_at + longest_s - 1)
+    assert not other.waits_for_servers(1, restarted_at + longest_s)
+
+
+def test_a_job_that_waits_for_no_server_does_not_begin_to_when_the_clock_goes_back() -> None:
+    machine, other, record = recovery(1), recovery(1), state_pb2.JobRecord()
+    machine.lose(GONE, 2, 0, START, announced=True)
+    machine.write_to(record)
+    other.restore_from(record, START - 300)
+    assert not other.waits_for_servers(1, START - 300)
 
 
 def test_a_record_is_all_that_there_is() -> None:
