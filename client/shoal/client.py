@@ -23,6 +23,7 @@ from shoal._training import SessionOptions, check_options, spelled_out, submit
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.events import Event, LogLine
 from shoal.job import Job
+from shoal.optim import OptimizerState
 from shoal.session import Session
 from shoal.status import ClusterStatus, DataAccount, JobResult, JobStatus, SavedCheckpoint, Timings
 from shoal.v1 import coordinator_pb2, job_pb2
@@ -277,6 +278,7 @@ class Client(GroupQueries, ServerDrains):
         variables: Any = None,
         worker: str = "",
         on_error: Literal["leave", "fail"] = "leave",
+        optimizer_state: OptimizerState | None = None,
         **options: Unpack[SessionOptions],
     ) -> Session:
         """Opens a session, which pulls and pushes in your own training loop, in any framework. See `Session`.
@@ -293,6 +295,9 @@ class Client(GroupQueries, ServerDrains):
             worker: member id of this session. "" means a random one.
             on_error: what happens to the job if the `with` block ends with an exception or Ctrl-C. "leave": the other
                 sessions go on, and the job fails only if there are none. "fail": the job fails.
+            optimizer_state: slots and number of updates of the optimizer of a new job, for variables whose values are
+                arrays. Each session that gives variables has to give the same. A job that restores a checkpoint does
+                not use it. None means that of a new optimizer.
             options: fields of `Job`, which describes them. An option that is left out or None has the default of `Job`,
                 except that `overlap` is then False. A session that joins a job may repeat the job's values.
 
@@ -312,6 +317,7 @@ class Client(GroupQueries, ServerDrains):
         Raises:
             UnknownJob: no such job is running, and there are no variables to start one.
             InvalidJob: the running job has other variables or options.
+            InvalidOptimizer: the optimizer state does not fit the optimizer or the variables.
             Overloaded: the running job has all its sessions, and all of them are alive.
             UnknownCheckpoint: the checkpoint in `restore` does not exist.
             StorageFailed: the checkpoint in `restore` cannot be read.
@@ -321,7 +327,8 @@ class Client(GroupQueries, ServerDrains):
         """
         check_options(options)
         given = {name: value for name, value in options.items() if value is not None}
-        return Session(self._coordinator, job, variables, given, worker=worker, on_error=on_error)
+        ends: dict[str, Any] = {"worker": worker, "on_error": on_error, "optimizer_state": optimizer_state}
+        return Session(self._coordinator, job, variables, given, **ends)
 
     def _list(self, ended: int | None, token: str) -> job_pb2.ListReply:
         request = job_pb2.ListRequest(page_size=PAGE_SIZE.default, page_token=token, ended=ended)

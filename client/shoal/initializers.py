@@ -100,10 +100,20 @@ class Zeros(Initializer):
 class Given(Zeros):
     """Given values, which the value sender sends before the job runs.
 
-    If a program or session passes an array as a variable, the variable has this initializer.
+    If a program or session passes an array as a variable, the variable has this initializer. If it passes the state of
+    the optimizer, too, `state` is 1 plus the number of updates that the values have received; otherwise it is 0.
     """
 
+    state: float = 0.0
     name: ClassVar[str] = "given"
+
+    def to_proto(self) -> tensor_pb2.Initializer:
+        return super().to_proto() if self.state else tensor_pb2.Initializer(name=self.name)  # for earlier versions
+
+    def check(self, dtype: np.dtype) -> None:
+        super().check(dtype)
+        if self.state % 1 or not 0 <= self.state <= _LARGEST_EXACT_INTEGER:
+            raise self._invalid(f"state is {self.state:g}; it must be a whole number from 0 to 2^53")
 
 
 @dataclass(frozen=True)
@@ -245,15 +255,8 @@ class Normal(_Random):
 class TruncatedNormal(Normal):
     """Draws from a normal distribution, truncated at 2 standard deviations from the mean.
 
-    As in Keras, the result has a standard deviation of 0.88 stddev.
-
-    Args:
-        mean: finite.
-        stddev: standard deviation before the truncation, finite, >= 0.
-        seed: 1 to 2^64 - 1. None means the job's seed.
-
-    Raises:
-        InvalidVariable: an argument is out of its range.
+    As in Keras, the result has a standard deviation of 0.88 stddev. `Normal` describes the arguments; `stddev` is that
+    before the truncation.
     """
 
     name: ClassVar[str] = "truncated_normal"

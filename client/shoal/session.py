@@ -24,6 +24,7 @@ from shoal._session.waits import SessionWaits
 from shoal._system import check_count, check_type
 from shoal._system.logs import Log
 from shoal._training import Gradients, PushResult, Report, failure_text, member_id
+from shoal.optim import OptimizerState
 
 _log = Log(__name__)
 
@@ -53,6 +54,7 @@ class Session(DataAccess):
         options: fields of the job; see `Client.session`.
         worker: member id, also an attribute. "" means a random one.
         on_error: "leave" or "fail"; see `Client.session`.
+        optimizer_state: see `Client.session`.
         clock: returns seconds from any origin, for timings.
 
     Raises:
@@ -68,6 +70,7 @@ class Session(DataAccess):
         *,
         worker: str = "",
         on_error: Literal["leave", "fail"] = "leave",
+        optimizer_state: OptimizerState | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if on_error not in ("leave", "fail"):
@@ -81,7 +84,7 @@ class Session(DataAccess):
         self._told = False  # whether a call has raised it
         self._batches = None
         self._listed = open_sessions.OpenSession(coordinator, job, self.worker)
-        with entering(coordinator, job, self.worker, variables, options, self._live_as) as entered:
+        with entering(coordinator, job, self.worker, variables, options, self._live_as, optimizer_state) as entered:
             self._participant, self._membership = entered.participant, entered.membership
             self._parameters, self._inputs = entered.parameters, entered.inputs
             self._position = DataPosition(joins_gradients=self._participant.spec.consistency.joins_gradients)
@@ -203,6 +206,29 @@ class Session(DataAccess):
             result = self._settle()
             self._parameters.refresh()
             return result
+
+    @property
+    def updates(self) -> int:
+        """Number of updates that the values of the last pull had received: that of the shard with the fewest."""
+        return self._parameters.updates
+
+    def optimizer_state(self) -> OptimizerState:
+        """Returns the slots of the optimizer and the number of updates, as of the values that `pull` returns.
+
+        In synchronous mode the state is exact: it belongs to the values of the last pull, if no push came after it. In
+        other modes, and with backup workers, slots and variables may differ by some updates of other sessions. A
+        checkpoint has an exact state.
+
+        Returns:
+            New arrays by slot and variable, in the variables' shapes and dtypes; float16 and bfloat16 variables have
+            float32 slots.
+
+        Raises:
+            NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `push`.
+        """
+        with self._alive(), self._times.timed("pull"):
+            self._settle()
+            return self._parameters.optimizer_state(self._participant.spec.optimizer.slots)
 
     def skip(self) -> PushResult:
         """Skips this step, so that no other worker waits for this session's gradients.

@@ -3,18 +3,19 @@
 `shoal.initializers` defines their initial values, `shoal.partitioners` how they are cut into slices.
 """
 
+import copy
 import math
 import operator
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal import errors, initializers, partitioners
 from shoal._limits import catalogue
-from shoal._numerics import SUPPORTED_DTYPES, Aggregation, array_of, dtype_code, dtype_from_code, rows_of
+from shoal._numerics import SUPPORTED_DTYPES, Aggregation, array_of, dtype_code, dtype_from_code, rows_of, storage_dtype
 from shoal.initializers import Given, Initializer, Zeros
 from shoal.partitioners import Partitioner
 from shoal.v1 import tensor_pb2
@@ -120,6 +121,28 @@ class Variable:
         )
         object.__setattr__(made, "values", values)
         return made
+
+    def with_state(self, updates: int) -> "Variable":
+        """Returns the same variable, whose given values come with a state of the optimizer; see `Given`.
+
+        A variable that is not trainable, or whose values are not given, is returned as it is.
+
+        Args:
+            updates: number of updates that the values have received.
+        """
+        if not self.trainable or not isinstance(self.initializer, Given):
+            return self
+        return self._changed(initializer=Given(1 + updates))
+
+    def as_stored(self) -> "Variable":
+        """Returns the same variable in the dtype that servers keep."""
+        return self._changed(dtype=storage_dtype(self.dtype))
+
+    def _changed(self, **fields: Any) -> "Variable":
+        changed = copy.copy(self)
+        for name, value in fields.items():
+            object.__setattr__(changed, name, value)
+        return changed
 
     @property
     def trainable(self) -> bool:

@@ -643,6 +643,7 @@ CALLS: dict[str, Callable[[shoal.Session], object]] = {
     "set_learning_rate": lambda session: session.set_learning_rate(0.1),
     "settle": lambda session: session.settle(),
     "skip": lambda session: session.skip(),
+    "optimizer_state": lambda session: session.optimizer_state(),
 }
 
 
@@ -652,6 +653,7 @@ def test_a_fork_of_the_process_cannot_use_its_session(session: shoal.Session, co
         "close",
         "rank",
         "step",
+        "updates",
         "workers",
     }
     read, write = os.pipe()

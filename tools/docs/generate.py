@@ -13,6 +13,7 @@ import cli_pages
 import error_pages
 import limit_pages
 import metric_pages
+import optimizer_pages
 import project_pages
 import proto_pages
 import structlog
@@ -24,6 +25,7 @@ FOLDERS = (
     "reference/errors",
     "reference/limits",
     "reference/metrics",
+    "reference/optimizers",
     "reference/protocol",
     "reference/python",
     "project",
@@ -34,7 +36,16 @@ FILES = ("decisions/index.md",)
 def pages() -> dict[str, str]:
     """Returns all generated pages, by their path under `docs/`."""
     found: dict[str, str] = {}
-    for part in (api_pages, cli_pages, error_pages, limit_pages, metric_pages, project_pages, proto_pages):
+    for part in (
+        api_pages,
+        cli_pages,
+        error_pages,
+        limit_pages,
+        metric_pages,
+        optimizer_pages,
+        project_pages,
+        proto_pages,
+    ):
         found |= part.pages()
     return found
 

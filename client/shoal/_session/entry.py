@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal import _tracing
 from shoal._rpc import CoordinatorClient, MembershipClient
-from shoal._session.inputs import Inputs, variables_of
+from shoal._session.inputs import Inputs, state_of, variables_of
 from shoal._session.open_sessions import naming_own, own_in
 from shoal._session.places import enter_when_free
 from shoal._session.waits import entry_detail
@@ -51,6 +51,7 @@ def entering(
     variables: Any,
     options: Mapping[str, Any],
     live_as: Callable[[int], None],
+    optimizer_state: Any = None,
 ) -> Iterator[SessionPart]:
     """Starts or joins a job, and waits until it has all its sessions and the variables are placed.
 
@@ -60,11 +61,13 @@ def entering(
         coordinator, job, variables, options: see `shoal.Session`.
         worker: member id.
         live_as: called with each incarnation of the member, on the heartbeat thread.
+        optimizer_state: see `Client.session`.
 
     Yields:
         The session's part in the job.
     """
     described, structure = (None, None) if variables is None else variables_of(variables)
+    state = None if optimizer_state is None else state_of(optimizer_state, options, described)
     with naming_own(coordinator, job), _tracing.root("enter", job=job, worker=worker), ExitStack() as opened:
         if start_or_find(coordinator, job, options, starts=described is not None):
             opened.push(lambda _kind, error, _trace: cancel(coordinator, job, worker, error))
@@ -77,7 +80,7 @@ def entering(
 
         def admitted() -> Pipeline:
             if described is not None:
-                participant.describe(described, samples=0)
+                participant.describe(described, samples=0, state=state)
             return participant.enter()
 
         with wait_notice(f"session {worker} (job {job})", partial(entry_detail, participant)):

@@ -1,6 +1,6 @@
 """Conversion of what users pass to a session: to arrays by variable name, numbers and reports."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -10,6 +10,7 @@ from shoal._numerics import array_of, is_real
 from shoal._session import trees
 from shoal._system import check_type
 from shoal._training import GradientBuffers, PushResult, Report
+from shoal.checkpoint_policy import AUTO
 from shoal.variables import Variable, variable_from_array
 
 # Largest number of variables that an error names.
@@ -29,6 +30,44 @@ def variables_of(tree: Any) -> tuple[dict[str, Variable | np.ndarray], trees.Str
     leaves, structure = trees.flatten(tree, "variables", errors.InvalidVariable, no_empty_lists=True)
     found = {name: _variable(name, value) for name, value in leaves.items()}
     return found, structure
+
+
+def state_of(
+    state: Any, options: Mapping[str, Any], variables: Mapping[str, Variable | np.ndarray] | None
+) -> optim.OptimizerState:
+    """Returns the state of an optimizer for a new job, checked, with arrays of NumPy by slot and variable.
+
+    Args:
+        state: what the user gave: its slots may be trees.
+        options: options of the job.
+        variables: what `variables_of` returned; None if the user gave no variables.
+
+    Raises:
+        BadRequest: it is not a state; or there are no variables, or no optimizer; or the job starts from a checkpoint.
+        InvalidOptimizer: it does not fit the optimizer or the variables.
+    """
+    check_type("optimizer_state", state, optim.OptimizerState, "a shoal.optim.OptimizerState, or leave it out")
+    optimizer, restore = options.get("optimizer"), options.get("restore")
+    if variables is None or not isinstance(optimizer, optim.Optimizer):
+        raise errors.BadRequest("optimizer_state is given without variables or without optimizer; give both of them")
+    if restore not in (None, "", AUTO):
+        raise errors.BadRequest(
+            f"optimizer_state and restore={restore!r:.100} are both given, and the checkpoint has a state of its own; "
+            "give only one of them"
+        )
+    flat = {slot: _flat_slot(slot, tree, variables) for slot, tree in state.slots.items()}
+    known = {name: it if isinstance(it, Variable) else variable_from_array(it) for name, it in variables.items()}
+    return optim.checked_state(optim.OptimizerState(flat, state.updates), optimizer, known)
+
+
+def _flat_slot(slot: str, tree: Any, known: Collection[str]) -> dict[str, np.ndarray]:
+    if not trees.is_container(tree):
+        raise errors.InvalidOptimizer(
+            f"the slot {slot!r} of the optimizer state is a {type(tree).__name__}; give a dict of arrays by the names "
+            "of variables, or a tree as for the variables"
+        )
+    leaves, _ = trees.flatten(tree, slot, errors.InvalidOptimizer, known=known)
+    return {name: array_of(value, f"{slot} of {name!r}", errors.InvalidOptimizer) for name, value in leaves.items()}
 
 
 def _variable(name: str, value: Any) -> Variable | np.ndarray:
@@ -268,4 +307,14 @@ def report_of(result: PushResult, samples: float, metrics: Mapping[str, float]) 
     )
 
 
-__all__ = ["Inputs", "lines_of", "number", "numbers_of", "report_of", "to_array", "variables_of", "weight_of"]
+__all__ = [
+    "Inputs",
+    "lines_of",
+    "number",
+    "numbers_of",
+    "report_of",
+    "state_of",
+    "to_array",
+    "variables_of",
+    "weight_of",
+]

@@ -1,6 +1,8 @@
 """The variables of a job, as its users see them: where they are, and their values."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -10,7 +12,11 @@ from shoal._session.learning_rate import LearningRateControl
 from shoal._status.placement import PlacedRows, placed_rows
 from shoal._training import ParameterClient, locate
 from shoal._wire import Placement
+from shoal.job import Job
+from shoal.optim import OptimizerState
 from shoal.v1 import job_pb2
+
+T = TypeVar("T")
 
 
 class JobVariables(LearningRateControl):
@@ -35,7 +41,24 @@ class JobVariables(LearningRateControl):
             UnknownJob: there is no such job, or it was dropped.
             NotPlaced: the job's variables are not on servers yet, or were lost with a server after the job ended.
         """
-        with _tracing.root("pull", job=self.name):
+        return self._read("pull", ParameterClient.pull)
+
+    def optimizer_state(self) -> OptimizerState:
+        """Returns the slots of the optimizer, and the number of updates. While the job runs, see `pull`.
+
+        Returns:
+            New arrays by slot and variable; see `Session.optimizer_state`.
+
+        Raises:
+            UnknownJob, NotPlaced: see `pull`.
+        """
+        request = job_pb2.GetRequest(job=self.name)
+        spec = Job.from_proto(self._coordinator.call(self._coordinator.jobs.Get, request).status.spec)
+        return self._read("optimizer state", lambda reader: reader.optimizer_state(spec.optimizer.slots))
+
+    def _read(self, what: str, read: Callable[[ParameterClient], T]) -> T:
+        """Reads variables of the job, under the name of a tracing span."""
+        with _tracing.root(what, job=self.name):
             try:
                 presented = TicketSource.of(self._coordinator, self.name).credentials
                 with ParameterClient(
@@ -44,7 +67,7 @@ class JobVariables(LearningRateControl):
                     locate=partial(locate, self._coordinator),
                     credentials=presented,
                 ) as reader:
-                    return reader.pull()
+                    return read(reader)
             except (errors.Unreachable, *errors.SHARDS_LOST):
                 self._placement()  # raises NotPlaced if the server is gone, and the values with it
                 raise

@@ -15,7 +15,7 @@ gradients of step n.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from shoal._memory.buffers import BufferPool
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.parameters import ParameterClient, PullResult, Push, PushResult
 from shoal._wire import Cursor
+from shoal.optim import OptimizerState
 from shoal.variables import Variable
 
 Gradients: TypeAlias = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
@@ -205,6 +206,18 @@ class Pipeline:
         with self.traces.span(self.step, "barrier"):
             self._drain()
             self._parameters.barrier()
+
+    @property
+    def updates(self) -> int:
+        """See `ParameterClient.updates`."""
+        return self._parameters.updates
+
+    def optimizer_state(self, slots: Sequence[str]) -> OptimizerState:
+        """Returns slots as `ParameterClient.optimizer_state` does. Call it after `settle`."""
+        self._check_not_feeding()
+        with self.traces.span(self.step, "state"):
+            self._drain()
+            return self._parameters.optimizer_state(slots)
 
     def last_barrier(self, within_s: float) -> None:
         """Waits as `barrier` does, for a limited time. Only `close` may be called afterwards.

@@ -4,7 +4,7 @@ Each pull or push makes one call to each server, in parallel: see `puller`, `pus
 `shoal._transport` carries the calls, and `overlap` lets them overlap with computing.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from shoal._training.push_norm import PushNorm
 from shoal._training.pusher import Push, Pusher, PushResult
 from shoal._transport import chosen_setting
 from shoal._wire import Cursor, Memory, Placement
+from shoal.optim import OptimizerState
+
+# Pulls of slots until they and all shards have one number of updates.
+_STATE_ATTEMPTS = 3
 
 
 class ParameterClient:
@@ -125,14 +129,47 @@ class ParameterClient:
         """Skips this step, so that no worker waits for this worker's gradient."""
         return self.send(self.pusher.nothing(self.step, self._versions))
 
-    def assign(self, values: Mapping[str, np.ndarray]) -> None:
+    def assign(self, values: Mapping[str, np.ndarray], state: OptimizerState | None = None) -> None:
         """Overwrites the initial values of some variables before training begins; the others keep theirs.
+
+        Args:
+            values: values by variable.
+            state: what `checked_state` returns; None for that of a new job.
 
         Raises:
             InvalidGradient: names, shapes or dtypes do not fit.
             BadRequest: training has begun.
         """
-        self.pusher.assign({**self.pull(), **values}, self.step)  # a shard is overwritten completely
+        given = state or OptimizerState()
+        self.pusher.assign({**self.pull(), **values}, self.step, given.updates)  # a shard is overwritten completely
+        for slot, arrays in given.slots.items():
+            self.pusher.assign(arrays, self.step, given.updates, slot)
+
+    @property
+    def updates(self) -> int:
+        """Number of updates that the last pulled values had received: that of the shard with the fewest."""
+        return min(self._versions.values(), default=0)
+
+    def optimizer_state(self, slots: Sequence[str]) -> OptimizerState:
+        """Returns slots, with the number of updates that they have received.
+
+        While others push, shards and slots may differ by some updates. The method then pulls again, a few times.
+
+        Args:
+            slots: names of all slots of the optimizer.
+
+        Raises:
+            Fenced, UnknownJob, Unreachable: as for `pull`.
+        """
+        for _ in range(_STATE_ATTEMPTS):
+            self.barrier()
+            pulled = {slot: self._puller.fetch_slot(self.step, slot) for slot in slots}
+            self.barrier()
+            every = [self._versions, *(it.versions for it in pulled.values())]
+            versions = {version for it in every for version in it.values()}
+            if len(versions) == 1:
+                break
+        return OptimizerState({slot: it.values for slot, it in pulled.items()}, min(versions))
 
     def close(self) -> None:
         """Closes all connections. Calls in progress end with Cancelled."""

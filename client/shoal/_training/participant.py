@@ -22,6 +22,7 @@ from shoal._training.push_norm import PushNorm
 from shoal._training.report import Report
 from shoal._wire import Cursor, EvaluationAck, EvaluationClaim, Lease, NoRange, Placement, ReportAck, without_middle
 from shoal.job import Job
+from shoal.optim import OptimizerState
 from shoal.status import Evaluation, JobStatus
 from shoal.v1 import job_pb2
 from shoal.variables import Variable, variable_from_array
@@ -91,6 +92,7 @@ class Participant:
         self._sleep = sleep
         self._asked_at = float("-inf")  # when a repeated call last asked for the job's state
         self._given: dict[str, np.ndarray] = {}  # given values, for the case that this worker is the value sender
+        self._state: OptimizerState | None = None  # likewise
         self._spec: Job | None = None
         self._ended: errors.JobFailed | errors.Cancelled | None = None  # why the job ended, once this is known
 
@@ -105,11 +107,13 @@ class Participant:
             self._spec = Job.from_proto(self._status().spec)
         return self._spec
 
-    def describe(self, variables: Mapping[str, Variable | np.ndarray], samples: int) -> None:
+    def describe(
+        self, variables: Mapping[str, Variable | np.ndarray], samples: int, state: OptimizerState | None = None
+    ) -> None:
         """Sends the program's variables and the number of its samples (0 without a data set).
 
         An array stands for a variable with the array's values as initial values; see `variable_from_array`. So does the
-        array of a `Variable.of`.
+        array of a `Variable.of`. A state is what `checked_state` returns.
 
         Raises:
             InvalidVariable: an array has an unsupported dtype, or a variable is inconsistent.
@@ -118,10 +122,11 @@ class Participant:
         values = {name: it.values if isinstance(it, Variable) else it for name, it in variables.items()}
         given = {name: array for name, array in values.items() if array is not None}
         with delayed_gc():
-            described = [_variable(value).to_proto(name) for name, value in variables.items()]
+            known = ((name, _variable(value)) for name, value in variables.items())
+            described = [(it.with_state(state.updates) if state else it).to_proto(name) for name, it in known]
         request = job_pb2.DescribeRequest(**self._identity, variables=described, samples=samples)
         self._coordinator.call(self._jobs.Describe, request)
-        self._given = given
+        self._given, self._state = given, state
 
     def enter(
         self,
@@ -166,7 +171,7 @@ class Participant:
             elif time.monotonic() - began < _EARLY_S:
                 self._sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
-        self._given = {}  # the memory of the given values is not needed any more
+        self._given, self._state = {}, None  # the memory of the given values is not needed any more
         self._spec, self.rank = Job.from_proto(reply.spec), reply.rank
         parameters = self._parameters(placement, reply.step)
         overlap = self._spec.overlap and self._spec.consistency.overlaps
@@ -350,7 +355,7 @@ class Participant:
     def _assign(self, placement: Placement, restored: Collection[str]) -> None:
         values = {name: value for name, value in self._given.items() if name not in restored}
         with ParameterClient(placement, **self._calls) as client:
-            client.assign(values)
+            client.assign(values, None if restored else self._state)  # a checkpoint has its own state
 
     def _parameters(self, placement: Placement, step: int) -> ParameterClient:
         spec = self.spec

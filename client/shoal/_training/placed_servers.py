@@ -58,6 +58,7 @@ class PlacedServers:
         replicated: bool = False,
     ) -> None:
         self._worker, self._incarnation = worker, incarnation
+        self._slot_packer: tuple[Placement | None, Packer | None] = None, None  # and the placement that it is for
         self._threads = CallThreads("shard")
         self.groups = GroupConnections(
             placement, refresh=refresh, setting=setting, credentials=credentials, replicated=replicated
@@ -80,6 +81,15 @@ class PlacedServers:
     def packer(self) -> Packer:
         """The packer of the placement's generation."""
         return self.groups.packer
+
+    @property
+    def slot_packer(self) -> Packer:
+        """The packer of the slots of the same placement."""
+        placement, (known, packer) = self.groups.placement, self._slot_packer
+        if packer is None or known is not placement:
+            packer = Packer(placement.of_slots)
+            self._slot_packer = placement, packer
+        return packer
 
     @property
     def connections(self) -> list[ServerConnection]:

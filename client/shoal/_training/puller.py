@@ -68,6 +68,36 @@ class Puller:
                 return PullResult(pull_decoder.values() if pull_decoder else {}, versions, newest)
             step = newest - ahead
 
+    def fetch_slot(self, step: int, slot: str) -> PullResult:
+        """Pulls an optimizer slot of all trainable variables, as `fetch` pulls values: at the newest step.
+
+        Args:
+            step: as for `fetch`.
+            slot: name of the slot.
+
+        Raises:
+            BadRequest: the optimizer has no such slot.
+            Fenced, UnknownJob, Unreachable: as for `ParameterClient.pull`.
+        """
+        servers = self._servers
+        decoders: list[PullDecoder] = []  # a new one for each placement
+
+        def begin() -> None:
+            decoders[:] = [PullDecoder(servers.slot_packer, lambda nbytes: np.empty(nbytes, np.uint8))]
+
+        def pull(connection: ServerConnection) -> list[header_pb2.ShardHeader]:
+            request = pb.PullRequest(stamp=servers.stamp(step), shards=connection.indices, slot=slot)
+            layout = servers.slot_packer.groups[connection.group]
+            return servers.calls.retrying(
+                connection, lambda: connection.pull_slot(request, decoders[0], layout), waits=True
+            )
+
+        headers = [header for headers in servers.each(pull, begin=begin) for header in headers]
+        variables = servers.slot_packer.variables
+        trained = {name: it for name, it in decoders[0].values().items() if variables[name].trainable}
+        versions = {header.shard: header.version for header in headers}
+        return PullResult(trained, versions, max(header.step for header in headers))
+
     def _pull_all(
         self, step: int, ahead: int, *, moves_values: bool
     ) -> tuple[list[header_pb2.ShardHeader], PullDecoder | None]:

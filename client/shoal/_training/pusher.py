@@ -243,16 +243,34 @@ class Pusher:
             replies = servers.each(commit_moved)
         return _result(push.step, [shard for reply in replies for shard in reply.shards])
 
-    def assign(self, values: Mapping[str, np.ndarray], step: int) -> None:
-        """Overwrites all variables with these values."""
-        servers, everything = self._servers, list(Aggregation)
-        servers.packer.check(values, everything)
+    def assign(self, values: Mapping[str, np.ndarray], step: int, updates: int = 0, slot: str = "") -> None:
+        """Overwrites all variables with these values, or a slot of all trainable variables.
+
+        Args:
+            values: the values, or the slot as servers keep it.
+            step: step of this participant.
+            updates: number of updates that the values have received.
+            slot: name of the slot; "" means the values.
+        """
+        servers, carried = self._servers, [Aggregation.TRAINABLE] if slot else list(Aggregation)
+        (servers.slot_packer if slot else servers.packer).check(values, carried)
         arrays = CompleteArrays(values)
-        push = Push(step, 1.0, {}, lambda it: servers.payload(it, arrays, everything), everything)
+
+        def payload(connection: ServerConnection) -> PushPayload:
+            if not slot:
+                return servers.payload(connection, arrays, carried)
+            packer = servers.slot_packer
+            return PushPayload(packer, packer.groups[connection.group], carried, arrays)
+
+        push = Push(step, 1.0, {}, payload, carried)
 
         def send(connection: ServerConnection) -> None:
-            header = partial(self.header, connection, push, commit=False)
-            servers.calls.retrying(connection, lambda: connection.assign(header(), push.payload_for(connection)))
+            def call() -> None:
+                header = self.header(connection, push, commit=False)
+                header.updates, header.slot = updates, slot
+                connection.assign(header, payload(connection))
+
+            servers.calls.retrying(connection, call)
 
         servers.each(send)
 

@@ -3,7 +3,7 @@
 from shoal import errors
 from shoal._transport.chunk_reader import read_message
 from shoal._transport.transport import Target, Transport, TransportFactory
-from shoal._wire import PullAssembly, PullDecoder, PushPayload
+from shoal._wire import Aggregation, PullAssembly, PullDecoder, PushPayload
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -21,7 +21,7 @@ class GrpcTransport(Transport):
 
     def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         request.region = 0
-        assembly = PullAssembly(self._layout, pull_decoder)
+        assembly = PullAssembly(self._layout, pull_decoder, [Aggregation.TRAINABLE] if request.slot else [*Aggregation])
         for message in self._rpc.pull(request, self._nbytes):
             assembly.add(read_message(pb.PullReply, message, assembly.assembler)[0])
         return assembly.finish()
@@ -39,7 +39,7 @@ class GrpcTransport(Transport):
         return self._rpc.commit(request)
 
     def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
-        self._rpc.assign(payload.requests(header), self._nbytes)
+        self._rpc.assign(payload.requests(header), payload.layout.nbytes)
 
     def close(self) -> None:
         """Does nothing: the owner of the channel closes it."""

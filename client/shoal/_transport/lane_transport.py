@@ -75,7 +75,7 @@ class LaneTransport(Transport):
 
     def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
         """Sends values by gRPC: a lane has no frame for a call that is made once for each job."""
-        self._rpc.assign(payload.requests(header), self._layout.nbytes)
+        self._rpc.assign(payload.requests(header), payload.layout.nbytes)
 
     def close(self) -> None:
         self._lane.close()

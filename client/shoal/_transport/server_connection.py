@@ -14,6 +14,7 @@ from shoal import errors
 from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._system.logs import Log
 from shoal._transport.grpc_calls import GrpcCalls
+from shoal._transport.grpc_transport import GrpcTransport
 from shoal._transport.selector import Selector
 from shoal._transport.transport import Target, Transport, TransportFactory
 from shoal._wire import CallLayout, Memory, PullDecoder, PushPayload
@@ -71,6 +72,12 @@ class _Route:
     def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
         transport = self.for_pulls()  # already open, because a pull precedes an assign
         self._unless_closed(lambda: transport.assign(header, payload))
+
+    def pull_slot(
+        self, request: pb.PullRequest, pull_decoder: PullDecoder, layout: CallLayout
+    ) -> list[header_pb2.ShardHeader]:
+        transport = GrpcTransport(replace(self._target, layout=layout))
+        return self._unless_closed(lambda: transport.pull(request, pull_decoder))
 
     def reopen(self) -> None:
         with self._opening:
@@ -235,6 +242,21 @@ class ServerConnection:
             The headers of the shards.
         """
         return self._on_route(lambda route: route.pull(request, pull_decoder))
+
+    def pull_slot(
+        self, request: pb.PullRequest, pull_decoder: PullDecoder, layout: CallLayout
+    ) -> list[header_pb2.ShardHeader]:
+        """Pulls an optimizer slot of all shards of the group, by gRPC: a call that is made a few times for each job.
+
+        Args:
+            request: names the slot, and the shards of the group, in order.
+            pull_decoder: receives the slot.
+            layout: layout of the slots of these shards.
+
+        Returns:
+            The headers of the shards.
+        """
+        return self._on_route(lambda route: route.pull_slot(request, pull_decoder, layout))
 
     @property
     def pushes_open(self) -> bool:

@@ -5,7 +5,7 @@ checked against the variables, so it is safe to compute indices from it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -75,6 +75,12 @@ class ArenaLayout:
         """Bytes on the wire."""
         return self.elements * self.wire_dtype.itemsize
 
+    @property
+    def of_slots(self) -> "ArenaLayout":
+        """The layout of a slot: the dtype that servers keep, also on the wire. A half would lose small squares."""
+        dtype = storage_dtype(self.dtype)
+        return replace(self, dtype=dtype, wire_dtype=dtype)
+
     def to_proto(self) -> tensor_pb2.ArenaLayout:
         """Returns the message that carries this layout."""
         return tensor_pb2.ArenaLayout(
@@ -140,6 +146,11 @@ class ShardLayout:
     def nbytes(self) -> int:
         """Bytes of values on the wire."""
         return sum(arena.nbytes for arena in self.arenas)
+
+    @property
+    def of_slots(self) -> "ShardLayout":
+        """The layout of the slots of the same arenas; see `ArenaLayout.of_slots`."""
+        return replace(self, arenas=tuple(arena.of_slots for arena in self.arenas))
 
     def to_proto(self) -> tensor_pb2.ShardLayout:
         """Returns the message that carries this layout."""

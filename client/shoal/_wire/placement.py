@@ -107,6 +107,13 @@ class Placement:
     shards: tuple[ShardPlacement, ...]
     encoded_variables: bytes = field(default=b"", repr=False, compare=False)
 
+    @property
+    def of_slots(self) -> "Placement":
+        """The placement of the slots of the same variables; see `ArenaLayout.of_slots`."""
+        variables = {name: it.as_stored() for name, it in self.variables.items()}
+        shards = tuple(replace(shard, layout=shard.layout.of_slots) for shard in self.shards)
+        return Placement(self.job, self.generation, variables, shards)
+
     def by_server(self) -> dict[str, list[ShardPlacement]]:
         """Returns the shards of each server by its address, in order of their numbers."""
         servers: dict[str, list[ShardPlacement]] = {}

@@ -148,15 +148,22 @@ class PullAssembly:
     Args:
         layout: layout of the call.
         pull_decoder: receives the values; None means that only headers were requested.
+        aggregations: aggregations of the slabs that the replies have.
 
     Attributes:
         assembler: receives the chunks of the replies.
     """
 
-    def __init__(self, layout: CallLayout, pull_decoder: PullDecoder | None) -> None:
+    def __init__(
+        self,
+        layout: CallLayout,
+        pull_decoder: PullDecoder | None,
+        aggregations: Collection[Aggregation] = tuple(Aggregation),
+    ) -> None:
         self._layout = layout
         self._headers: list[header_pb2.ShardHeader] = []
-        runs = {slab: pull_decoder.runs(slab) for slab in layout.slabs} if pull_decoder else {}
+        slabs = layout.carrying(aggregations)
+        runs = {slab: pull_decoder.runs(slab) for slab in slabs} if pull_decoder else {}
         self.assembler = Assembler(layout, runs)
 
     def add(self, reply: pb.PullReply) -> None:

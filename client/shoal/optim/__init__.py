@@ -23,6 +23,8 @@ from shoal.optim._schedules import (
     Schedule,
     StepLR,
 )
+from shoal.optim._slots import Slot
+from shoal.optim._state import OptimizerState, checked_state
 
 __all__ = [
     "FTRL",
@@ -37,13 +39,16 @@ __all__ = [
     "Momentum",
     "OneCycleLR",
     "Optimizer",
+    "OptimizerState",
     "PiecewiseLR",
     "PlateauState",
     "RMSProp",
     "ReduceOnPlateau",
     "Schedule",
+    "Slot",
     "StepLR",
     "VariableGroup",
     "VariableSettings",
+    "checked_state",
     "from_proto",
 ]

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from shoal.errors import InvalidOptimizer
 from shoal.optim._groups import VariableGroup, VariableSettings, checked_groups, group_of, unmatched_patterns
 from shoal.optim._schedules import ConstantLR, Schedule
+from shoal.optim._slots import Slot
 from shoal.optim._specifications import Flag, Fraction, NonNegative, NonPositive, Positive, Specification, checked_list
 from shoal.v1 import job_pb2
 
@@ -46,6 +47,7 @@ class Optimizer(Specification):
             under both of its names.
     """
 
+    possible_slots: ClassVar[tuple[Slot, ...]] = ()  # in the order of checkpoints
     kind: ClassVar[str] = "optimizer"
     registry: ClassVar[dict[str, type[Any]]] = {}
     separate_fields: ClassVar[frozenset[str]] = frozenset({"weight_decay", "clip_norm"})
@@ -86,6 +88,16 @@ class Optimizer(Specification):
     def schedule(self) -> Schedule:
         """The learning rate as a schedule, also if it is a constant."""
         return self.learning_rate if isinstance(self.learning_rate, Schedule) else ConstantLR(self.learning_rate)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of the slots that the servers keep for each trainable variable; see `OptimizerState`."""
+        return tuple(it.name for it in self.possible_slots if not it.only_with or getattr(self, it.only_with))
+
+    def initial(self, slot: str) -> float:
+        """Returns the value of a slot's elements before the first update."""
+        found = next(it for it in self.possible_slots if it.name == slot)
+        return float(getattr(self, found.initial)) if found.initial else 0.0
 
     def rate(self, version: int) -> float:
         """Returns the learning rate of an update.
@@ -192,6 +204,7 @@ class Momentum(Optimizer, name="momentum"):
         nesterov: whether to use Nesterov's momentum.
     """
 
+    possible_slots: ClassVar[tuple[Slot, ...]] = (Slot("momentum_buffer", "s"),)
     advice: ClassVar[dict[str, str]] = Optimizer.advice | {"dampening": _NO_DAMPENING}
 
     momentum: Fraction = 0.9
@@ -216,6 +229,9 @@ class Adagrad(Optimizer, name="adagrad"):
         eps: above 0.
     """
 
+    possible_slots: ClassVar[tuple[Slot, ...]] = (
+        Slot("accumulator", "s", initial="initial_accumulator_value", least=0.0),
+    )
     advice: ClassVar[dict[str, str]] = Optimizer.advice | {
         "lr_decay": "leave it out, and give a schedule as the learning rate, such as shoal.optim.ExponentialLR"
     }
@@ -245,6 +261,11 @@ class RMSProp(Optimizer, name="rmsprop"):
         eps_under_root: whether to divide by sqrt(s - a ** 2 + eps), as Keras does.
     """
 
+    possible_slots: ClassVar[tuple[Slot, ...]] = (
+        Slot("square_avg", "s", least=0.0),
+        Slot("grad_avg", "a", only_with="centered"),
+        Slot("momentum_buffer", "b", only_with="momentum"),
+    )
     later_fields: ClassVar[frozenset[str]] = frozenset({"eps_under_root"})
 
     learning_rate: float | Schedule = 1e-2
@@ -273,6 +294,7 @@ class Adam(Optimizer, name="adam"):
         betas: (beta1, beta2), instead of the arguments `beta1` and `beta2`. The attributes are `beta1` and `beta2`.
     """
 
+    possible_slots: ClassVar[tuple[Slot, ...]] = (Slot("exp_avg", "m"), Slot("exp_avg_sq", "v", least=0.0))
     later_fields: ClassVar[frozenset[str]] = frozenset({"eps_uncorrected"})
     advice: ClassVar[dict[str, str]] = Optimizer.advice | {
         "amsgrad": "leave it out: Shoal has no AMSGrad",
@@ -326,6 +348,11 @@ class FTRL(Optimizer, name="ftrl"):
         l2_shrinkage: L2 penalty that does not enter the accumulator n, >= 0.
         beta: beta of the paper's per-coordinate learning rates, >= 0.
     """
+
+    possible_slots: ClassVar[tuple[Slot, ...]] = (
+        Slot("accumulator", "n", initial="initial_accumulator_value", least=0.0),
+        Slot("linear", "z"),
+    )
 
     learning_rate_power: NonPositive = -0.5
     initial_accumulator_value: Positive = 0.1

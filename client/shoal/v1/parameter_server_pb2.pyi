@@ -116,6 +116,7 @@ class PullRequest(_message.Message):
     HEADERS_ONLY_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
     headers_only: _builtins.bool
     """Return only the headers. The call then serves as a barrier: it waits as a pull does, but transfers no values."""
     ahead: _builtins.int
@@ -126,6 +127,11 @@ class PullRequest(_message.Message):
     region: _builtins.int
     """The number of the segment's region, from 1, to which the server writes the values; it then sends only headers. 0
     means that it sends chunks. Used only on a lane with a segment.
+    """
+    slot: _builtins.str
+    """The name of the optimizer slot to return, instead of the values. The reply then has the chunks of TRAINABLE arenas
+    alone. The slabs are those of arenas with the dtype that the server keeps, and without a wire dtype. Empty means the
+    values. If the optimizer has no such slot, or if the call is on a lane: INVALID_ARGUMENT, BAD_REQUEST.
     """
     @_builtins.property
     def stamp(self) -> _header_pb2.Stamp: ...
@@ -143,10 +149,11 @@ class PullRequest(_message.Message):
         headers_only: _builtins.bool = ...,
         ahead: _builtins.int = ...,
         region: _builtins.int = ...,
+        slot: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stamp", b"stamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "headers_only", b"headers_only", "region", b"region", "shards", b"shards", "stamp", b"stamp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "headers_only", b"headers_only", "region", b"region", "shards", b"shards", "slot", b"slot", "stamp", b"stamp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -197,6 +204,8 @@ class PushHeader(_message.Message):
     REGION_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
     SQUARES_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
     weight: _builtins.float
     """Weight of the gradient in a synchronous step's mean, >= 0: its number of samples. 0 means that the worker skips
     this step: no chunks follow, and the other workers do not wait for this worker.
@@ -212,6 +221,15 @@ class PushHeader(_message.Message):
     scales its part of the push by it. Required, >= 0 and not NaN, if the optimizer has a clip_norm, the mode is not
     synchronous and the job is on several servers; otherwise ignored. It may be infinite. If it is missing or out of
     range: INVALID_ARGUMENT, BAD_REQUEST.
+    """
+    slot: _builtins.str
+    """Only for Assign: the name of the optimizer slot to overwrite, instead of the values. The chunks are as for
+    PullRequest.slot. Empty means the values. If the optimizer has no such slot, or an element is smaller than the slot's
+    can be: INVALID_ARGUMENT, BAD_REQUEST.
+    """
+    updates: _builtins.int
+    """Only for Assign: the version of the group from now on, the number of updates that the values have received. 0 for
+    values of a new job. If it is 2^53 or more: INVALID_ARGUMENT, BAD_REQUEST.
     """
     @_builtins.property
     def stamp(self) -> _header_pb2.Stamp: ...
@@ -245,10 +263,12 @@ class PushHeader(_message.Message):
         region: _builtins.int = ...,
         cursor: Global___DataCursor | None = ...,
         squares: _builtins.float | None = ...,
+        slot: _builtins.str = ...,
+        updates: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_squares", b"_squares", "cursor", b"cursor", "squares", b"squares", "stamp", b"stamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_squares", b"_squares", "aggregations", b"aggregations", "commit", b"commit", "cursor", b"cursor", "region", b"region", "shards", b"shards", "squares", b"squares", "stamp", b"stamp", "versions", b"versions", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_squares", b"_squares", "aggregations", b"aggregations", "commit", b"commit", "cursor", b"cursor", "region", b"region", "shards", b"shards", "slot", b"slot", "squares", b"squares", "stamp", b"stamp", "updates", b"updates", "versions", b"versions", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__squares: _TypeAlias = _typing.Literal["squares"]  # noqa: Y015
     _WhichOneofArgType__squares: _TypeAlias = _typing.Literal["_squares", b"_squares"]  # noqa: Y015

@@ -178,7 +178,7 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Assign(self, request_iterator, context):
-        """Overwrites values with a program's given values. Allowed only before the job runs.
+        """Overwrites values with a program's given values, or one optimizer slot. Allowed only before the job runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

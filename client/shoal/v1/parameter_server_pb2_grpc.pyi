@@ -51,7 +51,7 @@ class ParameterServerStub:
     Commit: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]
     """Commits a push that is staged on this server: the second phase of a push to shards of several servers."""
     Assign: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]
-    """Overwrites values with a program's given values. Allowed only before the job runs."""
+    """Overwrites values with a program's given values, or one optimizer slot. Allowed only before the job runs."""
     Attach: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.AttachRequest, _parameter_server_pb2.AttachReply]
     """Returns how to reach this server's lanes. A lane carries Pull, Push and Commit with less work than gRPC, and with
     shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
@@ -160,7 +160,7 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Commit: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     """Commits a push that is staged on this server: the second phase of a push to shards of several servers."""
     Assign: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
-    """Overwrites values with a program's given values. Allowed only before the job runs."""
+    """Overwrites values with a program's given values, or one optimizer slot. Allowed only before the job runs."""
     Attach: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.AttachRequest, _parameter_server_pb2.AttachReply]  # type: ignore[assignment]
     """Returns how to reach this server's lanes. A lane carries Pull, Push and Commit with less work than gRPC, and with
     shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
@@ -290,7 +290,7 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_parameter_server_pb2.PushRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.PushReply, _abc.Awaitable[_parameter_server_pb2.PushReply]]:
-        """Overwrites values with a program's given values. Allowed only before the job runs."""
+        """Overwrites values with a program's given values, or one optimizer slot. Allowed only before the job runs."""
 
     @_abc_1.abstractmethod
     def Attach(

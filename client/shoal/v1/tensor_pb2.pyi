@@ -120,7 +120,9 @@ class Initializer(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """zeros, ones, constant, uniform, normal, truncated_normal, glorot_uniform, glorot_normal, he_uniform, he_normal, or
-    given. With "given", the value sender sends the values with Assign before the job runs.
+    given. With "given", the value sender sends the values with Assign before the job runs. Its parameter `state` is 0, or
+    not there, for a new job. If the value sender also sends the slots of the optimizer, it is 1 plus the number of updates
+    that the values have received.
     """
     seed: _builtins.int
     """0 means a seed that is derived from the job's seed and the variable's name."""

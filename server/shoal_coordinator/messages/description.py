@@ -119,8 +119,10 @@ def _text(value: object) -> str:
     match value:
         case Aggregation():
             return value.name.lower()
-        case Given():
+        case Given(state=0):
             return "given values"
+        case Given():
+            return f"given values with an optimizer_state of {value.state - 1:.0f} updates"
     return str(value)
 
 

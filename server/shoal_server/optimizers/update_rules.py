@@ -71,9 +71,9 @@ class UpdateRule(ABC):
 
     slots: tuple[str, ...]
 
-    def initial(self, _slot: str, /) -> float:
+    @abstractmethod
+    def initial(self, slot: str, /) -> float:
         """Returns the value of a slot's elements before the first update."""
-        return 0.0
 
     @abstractmethod
     def apply(
@@ -107,17 +107,19 @@ class _DenseRule(UpdateRule, Generic[O]):
     """Rule that is one kernel call: (values, gradient, slots, setting ranges, claims, scalars).
 
     Attributes:
-        kernel: a function of `kernels`.
-        kernel_slots: slots in the kernel's order; those that are not in `slots` are passed as None.
+        kernel: a function of `kernels`. It takes the optimizer's `possible_slots` in their order; those that are not in
+            `slots` are passed as None.
     """
 
     kernel: ClassVar[Callable[..., None]]
-    kernel_slots: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, optimizer: O) -> None:
         self.optimizer = optimizer
-        self.slots = self.kernel_slots
+        self.slots = optimizer.slots
         self._schedule = optimizer.schedule  # built once: an optimizer builds and checks it at each access
+
+    def initial(self, slot: str, /) -> float:
+        return self.optimizer.initial(slot)
 
     @abstractmethod
     def scalars(self, rate: float, version: int, /) -> tuple[float | None, ...] | None:
@@ -136,7 +138,7 @@ class _DenseRule(UpdateRule, Generic[O]):
     ) -> None:
         if missing := [name for name in self.slots if name not in slots]:
             raise ValueError(f"slots {', '.join(missing)} are missing; {self.optimizer.name} needs {self.slots}")
-        state = [slots[name] if name in self.slots else None for name in self.kernel_slots]
+        state = [slots[it.name] if it.name in self.slots else None for it in self.optimizer.possible_slots]
         _check_arrays(values, [gradient, *(slot for slot in state if slot is not None)])
         if setting_ranges.elements != values.size:
             raise ValueError(
@@ -169,7 +171,6 @@ class _SGD(_DenseRule[optim.SGD]):
 
 class _Momentum(_DenseRule[optim.Momentum]):
     kernel = staticmethod(kernels.momentum)
-    kernel_slots = ("momentum_buffer",)
 
     def scalars(self, rate: float, _version: int, /) -> tuple[float | None, ...]:
         spec = self.optimizer
@@ -179,10 +180,6 @@ class _Momentum(_DenseRule[optim.Momentum]):
 
 class _Adagrad(_DenseRule[optim.Adagrad]):
     kernel = staticmethod(kernels.adagrad)
-    kernel_slots = ("accumulator",)
-
-    def initial(self, _slot: str, /) -> float:
-        return self.optimizer.initial_accumulator_value
 
     def scalars(self, rate: float, _version: int, /) -> tuple[float | None, ...]:
         return rate, self.optimizer.eps
@@ -190,12 +187,6 @@ class _Adagrad(_DenseRule[optim.Adagrad]):
 
 class _RMSProp(_DenseRule[optim.RMSProp]):
     kernel = staticmethod(kernels.rmsprop)
-    kernel_slots = ("square_avg", "grad_avg", "momentum_buffer")
-
-    def __init__(self, optimizer: optim.RMSProp) -> None:
-        super().__init__(optimizer)
-        needed = {"square_avg": True, "grad_avg": optimizer.centered, "momentum_buffer": optimizer.momentum > 0}
-        self.slots = tuple(name for name in self.kernel_slots if needed[name])
 
     def scalars(self, rate: float, _version: int, /) -> tuple[float | None, ...]:
         spec = self.optimizer
@@ -205,7 +196,6 @@ class _RMSProp(_DenseRule[optim.RMSProp]):
 
 class _Adam(_DenseRule[optim.Adam]):
     kernel = staticmethod(kernels.adam)
-    kernel_slots = ("exp_avg", "exp_avg_sq")
 
     def scalars(self, rate: float, version: int, /) -> tuple[float | None, ...]:
         spec, t = self.optimizer, version + 1
@@ -226,10 +216,6 @@ class _AdamW(_Adam):
 
 class _FTRL(_DenseRule[optim.FTRL]):
     kernel = staticmethod(kernels.ftrl)
-    kernel_slots = ("accumulator", "linear")
-
-    def initial(self, slot: str, /) -> float:
-        return self.optimizer.initial_accumulator_value if slot == "accumulator" else 0.0
 
     def scalars(self, rate: float, _version: int, /) -> tuple[float | None, ...] | None:
         spec = self.optimizer

@@ -235,6 +235,8 @@ class LaneHandler:
     def _answer_pull(self, request: pb.PullRequest, span: _tracing.Span) -> float:
         """Sends the values of a pull; returns the seconds that it waited for its consistency mode."""
         waited_s = 0.0
+        if request.slot:
+            raise errors.BadRequest("a pull on a lane names an optimizer slot; pull slots by gRPC")
         region = None if request.headers_only or not request.region else self._region(request.region)
         pull = self._service.pull(request, self._wake, span, self._reader)
         if region is not None and pull.shards.layout.region_bytes > region.size:

@@ -21,6 +21,7 @@ class PendingPull:
         waiting: the pulls that wait; this one adds and removes itself.
         reader: who reads the values.
         confirmation: returns what the values have to wait for, once they are read; None if for nothing.
+        slot: the optimizer slot to read; "" means the values.
 
     Attributes:
         check: as given.
@@ -36,6 +37,7 @@ class PendingPull:
         waiting: "set[PendingPull] | None" = None,
         reader: ValueReader | None = None,
         confirmation: Callable[[], Confirmation | None] = lambda: None,
+        slot: str = "",
     ) -> None:
         self.group, self.shards = group, shards
         self._wake, self.check, self._reader = wake, check, reader or ValueReader()
@@ -47,7 +49,7 @@ class PendingPull:
         # What the reply says: the version, and the values unless it has headers alone. Set by the thread that replies.
         self._version: int | None = None
         self._reading: Reading | None = None
-        self._confirmation = confirmation
+        self._confirmation, self._slot = confirmation, slot
         self._confirmed: Confirmation | None = None
 
     def start(self, stamp: Stamp, ahead: int) -> None:
@@ -125,7 +127,7 @@ class PendingPull:
         if headers_only:
             self._version = self.group.version
         else:
-            self._reading = self.group.read(self.shards, self._reader)
+            self._reading = self.group.read(self.shards, self._reader, self._slot)
             self._version = self._reading.version
         self._confirmed = self._confirmation()
         if self._confirmed:

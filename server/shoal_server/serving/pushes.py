@@ -1,5 +1,6 @@
 """Push handling: receives and checks a complete gradient before its shards see any of it."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 
@@ -109,7 +110,7 @@ def reply_of(shards: Selection, answer: AnswerPush) -> bytes:
 
 
 def assign(store: ShardStore, header: pb.PushHeader, source: PushSource, check: Callable[[], object]) -> Selection:
-    """Receives values of all variables and overwrites those of the shards.
+    """Receives values of all variables, or one of their slots, and overwrites those of the shards.
 
     Args:
         store: the shards.
@@ -121,23 +122,26 @@ def assign(store: ShardStore, header: pb.PushHeader, source: PushSource, check: 
         The shards.
 
     Raises:
-        BadRequest: training has begun.
+        BadRequest: training has begun; or there is no such slot, or it cannot have these values.
         NonFiniteGradient: the values contain NaN or Inf; nothing was assigned.
         BadChunk, StaleGeneration, UnknownJob, UnknownShard: as for a push.
     """
     group = store.hosted.group(header.stamp.job, header.stamp.generation, header.shards)
-    shards = group.select(header.shards)
+    shards, slot = group.select(header.shards, header.slot), header.slot
     try:
-        values = source(shards, list(Aggregation), store.memory)
+        values = source(shards, [Aggregation.TRAINABLE] if slot else list(Aggregation), store.memory)
     except errors.NonFiniteGradient as error:
         name, value = error.details["variable"], error.details["value"]
         raise errors.NonFiniteGradient(
-            f"the initial values of {name!r} contain {value}; no variable of job {header.stamp.job} has initial "
-            "values. Give finite values",
+            f"the initial {slot or 'values'} of {name!r} contain {value}; no variable of job {header.stamp.job} has "
+            "initial values. Give finite values",
             **error.details,
         ) from None
+    least = next((it.least for it in group.config.optimizer.possible_slots if it.name == slot), -math.inf)
+    if any(array.min() < least for array in values.values()):
+        raise errors.BadRequest(f"the initial {slot} of job {header.stamp.job} has a value below {least:g}; correct it")
     check()
-    group.assign(shards, values)
+    group.assign(shards, values, header.updates, slot)
     return shards
 
 

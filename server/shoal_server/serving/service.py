@@ -81,8 +81,8 @@ class DataService:
         check = partial(self._authorizer.check_valid, caller) if caller else bool
         if reader and caller:
             reader.caller = caller.token
-        shards, confirmation = group.select(request.shards), partial(self.waits.confirmation, group)
-        return PendingPull(group, shards, wake, span, check, self._waiting, reader, confirmation)
+        shards, confirmation = group.select(request.shards, request.slot), partial(self.waits.confirmation, group)
+        return PendingPull(group, shards, wake, span, check, self._waiting, reader, confirmation, request.slot)
 
     def end_refused(self) -> None:
         """Ends waiting pulls of callers whose tokens have expired or were revoked. The server calls it periodically."""

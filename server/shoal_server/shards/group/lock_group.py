@@ -63,17 +63,18 @@ class LockGroup(SplittableGroup):
         with self._lock:
             return self._state.version
 
-    def select(self, indices: Sequence[int]) -> Selection:
+    def select(self, indices: Sequence[int], slot: str = "") -> Selection:
         """Returns some of the shards, in this order.
 
         Args:
             indices: numbers of the shards.
+            slot: the optimizer slot that the call moves; "" means the values.
 
         Raises:
-            BadRequest: no shard is named, or one is named twice.
+            BadRequest: no shard is named, or one is named twice; or the optimizer has no such slot.
             UnknownShard, Moved: this server does not host them, or not all.
         """
-        return self._selections.find(self._stored, indices)
+        return self._selections.find(self._stored, indices, slot)
 
     def add(self, layouts: Iterable[ShardLayout]) -> None:
         """Creates the shards that the group does not have yet.
@@ -281,29 +282,32 @@ class LockGroup(SplittableGroup):
         """Sets the learning rate of later updates, instead of the optimizer's schedule."""
         self._advance(events.LearningRateSet(learning_rate))
 
-    def assign(self, shards: Selection, values: Mapping[Slab, np.ndarray]) -> None:
-        """Overwrites initial values.
+    def assign(self, shards: Selection, values: Mapping[Slab, np.ndarray], updates: int = 0, slot: str = "") -> None:
+        """Overwrites initial values, or an optimizer slot.
 
         Args:
             shards: the shards to overwrite.
-            values: values of all slabs of the call.
+            values: values of all slabs of the call; of a slot, only those of TRAINABLE slabs.
+            updates: the version of the group from now on.
+            slot: the slot; "" means the values.
 
         Raises:
-            BadRequest: training has begun, or the group has a backup.
+            BadRequest: training has begun, the group has a backup, or there are too many updates.
         """
         with self._lock:
             self._check_open()
             self._check_no_backup()
-            self._feed(events.ValuesAssigned())
+            self._feed(events.ValuesAssigned(updates))
             self._stored.leave_to_readers(self._memory)
-            shards.scatter(values, {index: slab.values for index, slab in enumerate(self._stored.slabs)})
+            shards.scatter(values, {index: slab.array(slot) for index, slab in enumerate(self._stored.slabs)})
 
-    def read(self, shards: Selection, reader: ValueReader = _NOBODY) -> Reading:
-        """Returns the current values of some shards, at one version; later updates do not change them.
+    def read(self, shards: Selection, reader: ValueReader = _NOBODY, slot: str = "") -> Reading:
+        """Returns the current values of some shards, or a slot, at one version; later updates do not change them.
 
         Args:
             shards: the shards.
             reader: who reads them.
+            slot: the optimizer slot; "" means the values.
 
         Raises:
             Overloaded: readers use too much memory.
@@ -314,10 +318,9 @@ class LockGroup(SplittableGroup):
                 version, stored = self._state.version, self._stored
                 hold = None
                 if self._readers.counts(stored.value_bytes):
-                    nbytes = sum(stored.slabs[index].values.nbytes for index in shards.stored)
-                    hold = self._readers.take(stored.values_id, nbytes, stored.value_bytes, reader)
+                    hold = self._readers.take(*stored.read_bytes(shards.stored, slots=bool(slot)), reader)
                 snapshots = {index: stored.slabs[index].latest(version) for index in shards.stored}
-                return Reading(version, shards, snapshots, self._counting, self._readers, hold)
+                return Reading(version, shards, snapshots, self._counting, self._readers, hold, slot)
         except errors.Overloaded:
             self._readers.end_slow()
             raise

@@ -182,7 +182,9 @@ class NormReceived:
 
 @dataclass(frozen=True, slots=True)
 class ValuesAssigned:
-    """A worker sends given values that overwrite the initial ones."""
+    """A worker sends given values, or slots, that overwrite the initial ones; they have received some updates."""
+
+    updates: int = 0
 
 
 @dataclass(frozen=True, slots=True)

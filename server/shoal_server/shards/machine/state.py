@@ -216,7 +216,10 @@ class GroupState(GroupRecord):
         if self._used or (restores and self.clocks):
             what = "a checkpoint can only be restored" if restores else "values can only be assigned"
             raise errors.BadRequest(f"{self.name}: training has begun; {what} before that")
-        if isinstance(event, events.ValuesRestored):
+        if isinstance(event, events.ValuesAssigned):
+            check_step(self.name, event.updates)
+            self.version = event.updates
+        else:
             check_step(self.name, max(event.version, event.step))
             self.version, self.furthest = event.version, event.step
             self.mode.resume(event.step)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from shoal._wire import Chunk, chunks_of
+from shoal._wire import Aggregation, Chunk, chunks_of
 from shoal._wire.limits import CHUNK_BYTES
 from shoal_server.optimizers import conversions
 from shoal_server.shards.values.reader_memory import ReaderHold, ReaderMemory
@@ -23,6 +23,7 @@ class Reading:
         counting: the lock that guards their counts.
         memory: counts the bytes that readers use.
         hold: this reader's part of them, which ends with the reading; None if it is not counted.
+        slot: the optimizer slot to read, of trainable slabs alone; "" means the values.
 
     Attributes:
         version: as given.
@@ -37,16 +38,20 @@ class Reading:
         counting: threading.Lock,
         memory: ReaderMemory,
         hold: ReaderHold | None,
+        slot: str = "",
     ) -> None:
         self.version, self._shards, self._snapshots, self._counting = version, shards, snapshots, counting
-        self._memory, self._hold = memory, hold
+        self._memory, self._hold, self._slot = memory, hold, slot
         self.check: Callable[[], object] = hold.check if hold else bool
         self._count(1)
 
     @property
     def values(self) -> Sequence[np.ndarray]:
-        """The flat values of each slab of the call, as the server keeps them; valid until the end of the reading."""
-        return self._shards.gathered({index: snapshot.values for index, snapshot in self._snapshots.items()})
+        """The flat values of each slab of the call, as the server keeps them; valid until the end of the reading.
+
+        Of a slot, a slab that has none has its values here.
+        """
+        return self._shards.gathered({index: it.array(self._slot) for index, it in self._snapshots.items()})
 
     def chunks(self) -> Iterator[Chunk]:
         """Yields the values as chunks. Half-precision chunks are copies.
@@ -54,6 +59,8 @@ class Reading:
         All other chunks are views of the slabs' memory, valid until the end of the reading.
         """
         for slab, values in zip(self._shards.layout.slabs, self.values, strict=True):
+            if self._slot and slab.aggregation is not Aggregation.TRAINABLE:
+                continue
             if values.dtype == slab.wire_dtype:
                 yield from chunks_of(slab, values)
                 continue
@@ -79,3 +86,4 @@ class Reading:
         with self._counting:
             for snapshot in self._snapshots.values():
                 snapshot.readers += change
+                snapshot.savers += change if self._slot else 0

@@ -10,7 +10,7 @@ import numpy as np
 from shoal import errors
 from shoal._memory.buffers import BufferPool
 from shoal._wire import CallLayout, ShardHeaders, Slab
-from shoal_server.shards.values.shard import JobShardConfig, Shard
+from shoal_server.shards.values.shard import JobShardConfig, Shard, check_slot
 from shoal_server.shards.values.stored_shards import Payload, StoredShards
 
 # Selections that a group remembers. Clients name the same shards in each call, so a job has one or two.
@@ -24,6 +24,7 @@ class Selection:
         config: the job's configuration.
         stored: all shards of the job on this server.
         indices: numbers of the shards, in the request's order.
+        slots: whether the call moves slots, which have another layout than values.
 
     Raises:
         BadRequest: no shard is named, or one is named twice.
@@ -38,10 +39,12 @@ class Selection:
         stored: indexes of the group's slabs that hold their values.
     """
 
-    def __init__(self, config: JobShardConfig, stored: StoredShards, indices: Sequence[int]) -> None:
+    def __init__(
+        self, config: JobShardConfig, stored: StoredShards, indices: Sequence[int], *, slots: bool = False
+    ) -> None:
         self._job, self._hosted = config.name, len(stored.by_number)
         self.shards = _named(config.name, stored.by_number, indices)
-        self.layout = CallLayout(shard.layout for shard in self.shards)
+        self.layout = CallLayout(shard.layout.of_slots if slots else shard.layout for shard in self.shards)
         self.headers = ShardHeaders(indices, config.generation)
         self.whole = len(self.shards) == self._hosted
         self._pieces = [stored.extents(slab) for slab in self.layout.slabs]
@@ -148,17 +151,28 @@ class Selections:
 
     def __init__(self, config: JobShardConfig) -> None:
         self._config = config
-        self._by_key: dict[tuple[int, ...], Selection] = {}
+        self._by_key: dict[tuple[bool, tuple[int, ...]], Selection] = {}
 
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def find(self, stored: StoredShards, indices: Sequence[int]) -> Selection:
-        """Returns a selection; the arguments and errors are those of `Selection`."""
-        key = tuple(indices)
+    def find(self, stored: StoredShards, indices: Sequence[int], slot: str = "") -> Selection:
+        """Returns a selection; the other arguments and errors are those of `Selection`.
+
+        Args:
+            stored: all shards of the job on this server.
+            indices: numbers of the shards, in the request's order.
+            slot: the slot that the call moves; "" means the values.
+
+        Raises:
+            BadRequest: the optimizer has no such slot.
+        """
+        if slot:
+            check_slot(self._config, slot)
+        key = bool(slot), tuple(indices)
         found = self._by_key.get(key)
         if found is None:
-            found = Selection(self._config, stored, key)
+            found = Selection(self._config, stored, key[1], slots=bool(slot))
             if len(self._by_key) >= _REMEMBERED:
                 self._by_key = {}
             self._by_key[key] = found

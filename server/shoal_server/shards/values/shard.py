@@ -82,6 +82,15 @@ class JobShardConfig:
         )
 
 
+def check_slot(config: JobShardConfig, slot: str) -> None:
+    """Raises BadRequest if the optimizer of a job has no slot of this name."""
+    if slot not in config.optimizer.slots:
+        raise errors.BadRequest(
+            f"the optimizer of {config.name} is {config.optimizer.name}, which has no slot {slot!r:.100}; it has "
+            f"{', '.join(config.optimizer.slots) or 'none'}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """The permanent name of a push within its job."""

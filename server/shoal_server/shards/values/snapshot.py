@@ -23,12 +23,13 @@ class Snapshot:
     Args:
         version: updates applied.
         values: the flat values, in the dtype that the server keeps.
-        slots: the slots by name; read only while they are being saved.
+        slots: the slots by name; read only by savers.
         counting: guards the counts of readers; the snapshots of a lock group share it.
 
     Attributes:
         version, values, slots: as given; valid while the snapshot is in use.
         readers: number of readers, including the savers. Guarded by `counting`.
+        savers: number of readers that also read slots. Guarded by `counting`.
     """
 
     def __init__(
@@ -42,19 +43,23 @@ class Snapshot:
         # Taken alone or after the group's lock, and no lock is taken under it.
         self._counting = counting
         self.readers = 0
-        self._savers = 0
+        self.savers = 0
+
+    def array(self, slot: str) -> np.ndarray:
+        """Returns a slot, or the values for "" and if the slab has no slots."""
+        return self.slots[slot] if slot and self.slots else self.values
 
     def begin_saving(self) -> None:
         """Adds a reader that also reads slots, until `end_saving`. Called with the lock of the group."""
         with self._counting:
             self.readers += 1
-            self._savers += 1
+            self.savers += 1
 
     def end_saving(self) -> None:
         """Ends one `begin_saving`."""
         with self._counting:
             self.readers -= 1
-            self._savers -= 1
+            self.savers -= 1
 
     @property
     def in_use(self) -> bool:
@@ -66,7 +71,7 @@ class Snapshot:
     def being_saved(self) -> bool:
         """Whether a reader also reads the slots."""
         with self._counting:
-            return self._savers > 0
+            return self.savers > 0
 
 
 class ShardSnapshot:

@@ -91,6 +91,17 @@ class StoredShards:
         """Bytes of values and slots."""
         return sum(slab.nbytes for slab in self.slabs)
 
+    def read_bytes(self, indexes: Iterable[int], *, slots: bool) -> tuple[object, int, int]:
+        """Returns what a reader of some slabs may keep: an identity of that memory, its bytes, and those of all slabs.
+
+        Args:
+            indexes: indexes of the slabs.
+            slots: whether it reads a slot. An update then leaves it the values and all slots.
+        """
+        if slots:
+            return (self.values_id, "slots"), sum(self.slabs[index].nbytes for index in indexes), self.nbytes
+        return self.values_id, sum(self.slabs[index].values.nbytes for index in indexes), self.value_bytes
+
     def extents(self, slab: Slab) -> list[Extent]:
         """Returns the elements of the slabs here that make up a slab of some of the arenas."""
         found: list[Extent] = []

@@ -83,6 +83,10 @@ class StoredSlab:
         """Bytes of values and slots."""
         return self.values.nbytes + sum(slot.nbytes for slot in self.slots.values())
 
+    def array(self, slot: str) -> np.ndarray:
+        """Returns a slot, or the values for "" and if this slab has no slots."""
+        return self.slots[slot] if slot and self.slots else self.values
+
     @property
     def folded(self) -> bool:
         """Whether the open step has a contribution that was folded."""
