@@ -14,5 +14,6 @@ load("torch", "shoal.torch", extra="torch")
 from shoal.torch._data import DataLoader  # noqa: E402 - after the check, whose error says what to install
 from shoal.torch._optimizer import DistributedOptimizer  # noqa: E402
 from shoal.torch._session import ModelSession, session  # noqa: E402
+from shoal.torch._state import optimizer_state, state_dict_for  # noqa: E402
 
-__all__ = ["DataLoader", "DistributedOptimizer", "ModelSession", "session"]
+__all__ = ["DataLoader", "DistributedOptimizer", "ModelSession", "optimizer_state", "session", "state_dict_for"]

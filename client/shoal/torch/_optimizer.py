@@ -14,6 +14,7 @@ from shoal.client import Client
 from shoal.session import Session
 from shoal.torch._backward import BackwardSender
 from shoal.torch._session import session
+from shoal.torch._state import state_dict_for
 from shoal.torch._tensors import BufferRule
 
 
@@ -47,6 +48,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         buffers: see `shoal.torch.session`.
         worker: see `shoal.torch.session`.
         on_error: see `shoal.torch.session`.
+        optimizer_state: see `shoal.torch.session`.
         options: see `shoal.torch.session`.
 
     Raises:
@@ -67,6 +69,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         buffers: BufferRule = "mean",
         worker: str = "",
         on_error: Literal["leave", "fail"] = "leave",
+        optimizer_state: torch.optim.Optimizer | optim.OptimizerState | None = None,
         **options: Any,
     ) -> None:
         self._model = model
@@ -80,6 +83,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             buffers=buffers,
             worker=worker,
             on_error=on_error,
+            optimizer_state=optimizer_state,
             **options,
         )
         self._spec = optimizer
@@ -88,6 +92,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._sender = BackwardSender(self.model_session.tensors, self._push)
         self._closed, self._end = False, ScriptEnd(self.close)
         self.model_session.pull_into(model)
+        self._show_rates()
 
     @property
     def session(self) -> Session:
@@ -147,8 +152,36 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the groups with their learning rates, and the job's name and step. The servers have the slots."""
+        """Returns the groups with their learning rates, and the job's name and step. The servers have the slots.
+
+        `state_dict_for` returns the slots, too, for an optimizer of PyTorch.
+        """
         return {**super().state_dict(), "shoal": {"job": self.session.job, "step": self.session.step}}
+
+    def state_dict_for(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Returns the state of the job as one that an optimizer of PyTorch loads, to go on without Shoal.
+
+            plain = torch.optim.Adam(model.parameters(), 1e-3)
+            plain.load_state_dict(optimizer.state_dict_for(plain))
+
+        In synchronous mode it belongs to the present values of the module. Other modes: see
+        `shoal.Session.optimizer_state`.
+
+        Args:
+            optimizer: the optimizer of PyTorch that computes what the job does, with parameters of the module.
+
+        Returns:
+            The state, with the settings of `optimizer` and the present learning rates of the job.
+
+        Raises:
+            InvalidOptimizer: see `shoal.torch.state_dict_for`.
+            ShoalError: see `shoal.Session.optimizer_state`.
+        """
+        found = state_dict_for(self.session.optimizer_state(), optimizer, self._model)
+        rates = {it: group["lr"] for group in self.param_groups for it in group["params"]}
+        for group, its in zip(found["param_groups"], optimizer.param_groups, strict=True):
+            group["lr"] = next((rates[it] for it in its["params"] if it in rates), group["lr"])
+        return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the learning rates of a state, unless the job has a schedule of `shoal.optim`.
@@ -195,7 +228,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         found: dict[optim.VariableSettings, list[torch.nn.Parameter]] = {}
         for name, parameter in self.model_session.tensors.trained.items():
             found.setdefault(self._spec.settings_of(name), []).append(parameter)
-        rate = self._spec.rate(self.session.step)  # that of a restored job is not its first one
+        rate = self._spec.rate(self.session.updates)
         return [
             {"params": its, "lr": rate * it.rate, "weight_decay": it.weight_decay, "rate": it.rate}
             for it, its in found.items()
@@ -222,7 +255,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         if [group["lr"] for group in self.param_groups] == self._rates:
             for group in self.param_groups:
-                group["lr"] = self._spec.rate(self.session.step) * group["rate"]
+                group["lr"] = self._spec.rate(self.session.updates) * group["rate"]
             self._rates = [group["lr"] for group in self.param_groups]
 
 

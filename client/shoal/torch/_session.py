@@ -14,6 +14,7 @@ from shoal._training import PushResult
 from shoal.client import Client
 from shoal.session import Session
 from shoal.torch._equivalents import checked_optimizer
+from shoal.torch._state import optimizer_state as state_of
 from shoal.torch._tensors import BufferRule, ModelTensors
 
 
@@ -129,6 +130,7 @@ def session(
     buffers: BufferRule = "mean",
     worker: str = "",
     on_error: Literal["leave", "fail"] = "leave",
+    optimizer_state: torch.optim.Optimizer | optim.OptimizerState | None = None,
     **options: Any,
 ) -> ModelSession:
     """Opens a session with the parameters and buffers of a module as its variables.
@@ -143,6 +145,8 @@ def session(
             step: their mean, the last one, or "local" for none.
         worker: see `shoal.Client.session`.
         on_error: see `shoal.Client.session`.
+        optimizer_state: the state that the optimizer of a new job goes on from: an optimizer of PyTorch with the
+            parameters of the module, or what `optimizer_state` returns for it. Each worker gives the same.
         options: see `shoal.Client.session`.
 
     Returns:
@@ -150,11 +154,14 @@ def session(
 
     Raises:
         InvalidVariable: a parameter has no values, or is complex or sparse.
-        InvalidOptimizer: the optimizer is one of another library. The message has its equivalent.
+        InvalidOptimizer: the optimizer is one of another library. The message has its equivalent. Or the optimizer
+            state does not fit the module or the optimizer.
         BadRequest: an argument is invalid, or there are an address and a client.
         ShoalError: see `shoal.Client.session`.
     """
     tensors, given = ModelTensors(model, buffers), {"optimizer": checked_optimizer(optimizer), **options}
+    is_plain = isinstance(optimizer_state, torch.optim.Optimizer)
+    given["optimizer_state"] = state_of(optimizer_state, model) if is_plain else optimizer_state
     raw, owned = open_session(
         tensors.variables(), job=job, address=address, client=client, worker=worker, on_error=on_error, **given
     )

@@ -116,14 +116,14 @@ class ModelTensors:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 if _can_take_memory(parameter):
-                    parameter.data = _tensor(values[name])
+                    parameter.data = to_tensor(values[name])
                 else:
                     self._copy(name, values[name], parameter)
             for name, buffer in self.buffers.items():
                 self._copy(name, values[name], buffer)
 
     def _copy(self, name: str, array: np.ndarray, target: torch.Tensor) -> None:
-        source = _tensor(array)
+        source = to_tensor(array)
         if target.is_cuda:
             source = self._pinned(name, target).copy_(source)
         target.copy_(source, non_blocking=True)
@@ -133,11 +133,7 @@ class ModelTensors:
         tensor = tensor.detach()
         if tensor.is_cuda:
             tensor = self._pinned(name, tensor).copy_(tensor, non_blocking=True)
-        elif tensor.device.type != "cpu":
-            tensor = tensor.cpu()
-        if tensor.dtype is torch.bfloat16:
-            return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return tensor.contiguous().numpy()
+        return to_array(tensor)
 
     def _pinned(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns pinned memory for the values of a tensor on a GPU."""
@@ -181,7 +177,15 @@ def _dtype(dtype: torch.dtype) -> np.dtype:
     return torch.empty(0, dtype=dtype).numpy().dtype
 
 
-def _tensor(array: np.ndarray) -> torch.Tensor:
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """Returns an array that shares the memory of a dense tensor on the CPU; otherwise a copy."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def to_tensor(array: np.ndarray) -> torch.Tensor:
     """Returns a tensor that shares the memory of an array."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -200,4 +204,4 @@ def _shown(names: list[str]) -> str:
     return ", ".join(names[:_MAX_NAMED]) + (", ..." if len(names) > _MAX_NAMED else "") if names else "none"
 
 
-__all__ = ["BufferRule", "ModelTensors"]
+__all__ = ["BufferRule", "ModelTensors", "to_array", "to_tensor"]
