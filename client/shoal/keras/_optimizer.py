@@ -1,7 +1,7 @@
 """An optimizer of Keras 3 whose updates the servers of a cluster compute."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import keras
@@ -10,6 +10,8 @@ import numpy as np
 from shoal import errors, optim
 from shoal._adapters import ScriptEnd, check_client, check_optimizer, open_session
 from shoal.client import Client
+from shoal.keras._eager import eagerly
+from shoal.keras._state import load_optimizer_state, state_of
 from shoal.session import Session
 
 
@@ -35,6 +37,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         client: the client to use, which stays open. None opens one.
         worker: see `shoal.Client.session`.
         on_error: see `shoal.Client.session`.
+        optimizer_state: the state that the optimizer of a new job goes on from: an optimizer of Keras that has trained
+            the model, or what `optimizer_state` returns for it. Each worker gives the same.
         options: see `shoal.Client.session`.
 
     Raises:
@@ -51,6 +55,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         client: Client | None = None,
         worker: str = "",
         on_error: Literal["leave", "fail"] = "leave",
+        optimizer_state: keras.optimizers.Optimizer | optim.OptimizerState | None = None,
         **options: Any,
     ) -> None:
         equal = "keras.optimizers.Adam(1e-3) is shoal.optim.Adam(1e-3, eps=1e-7, eps_uncorrected=True)"
@@ -59,6 +64,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         super().__init__(learning_rate=optimizer.rate(0), name="shoal")
         self._spec, self._job, self._address, self._client = optimizer, job, address, client
         self._options = {"worker": worker, "on_error": on_error, **options}
+        # A function, because Keras tracks the variables of attributes.
+        self._begins_with: Callable[[], Any] = lambda: optimizer_state
         self._owned = ExitStack()
         self._session: Session | None = None
         self._end: ScriptEnd | None = None
@@ -83,7 +90,10 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
             values = {it.path: keras.ops.convert_to_numpy(it) for it in variables}
             if len(values) < len(variables):
                 raise errors.InvalidVariable("two variables of the model have one path; give the layers other names")
-            given = {"optimizer": self._spec, **self._options}
+            state = self._begins_with()
+            if isinstance(state, keras.optimizers.Optimizer):
+                state = state_of(state, variables)
+            given = {"optimizer": self._spec, "optimizer_state": state, **self._options}
             self._session, self._owned = open_session(
                 values, job=self._job, address=self._address, client=self._client, **given
             )
@@ -91,6 +101,28 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         with eagerly():
             for variable, value in zip(variables, self._pulled(variables), strict=True):
                 variable.assign(value)
+            self.iterations.assign(self.session.updates)
+
+    def copy_state_to(self, optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+        """Puts the state of the job into an optimizer of Keras, which then goes on without Shoal.
+
+            plain = keras.optimizers.Adam(1e-3)
+            optimizer.copy_state_to(plain, model)
+            model.compile(plain, loss="mse")
+            model.save("model.keras")
+
+        Call it before `close`. In synchronous mode the state belongs to the present values of the model. Other modes:
+        see `shoal.Session.optimizer_state`.
+
+        Args:
+            optimizer: the optimizer of Keras that computes what the job does.
+            model: the model.
+
+        Raises:
+            InvalidOptimizer: see `load_optimizer_state`.
+            ShoalError: see `shoal.Session.optimizer_state`.
+        """
+        load_optimizer_state(self.session.optimizer_state(), optimizer, model)
 
     def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
         """Keras calls it in each step, with gradients that belong to the variables in their order."""
@@ -137,15 +169,6 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     def get_config(self) -> dict[str, Any]:
         """Returns what Keras stores with a model: the name of the job. The servers have the rest."""
         return {"job": self._job}
-
-
-def eagerly() -> AbstractContextManager[Any]:
-    """Lets TensorFlow compute at once in the block, though Keras may build the model inside a function of it."""
-    if keras.config.backend() == "tensorflow":
-        import tensorflow as tf  # noqa: PLC0415 - only the backend in use is loaded
-
-        return tf.init_scope()
-    return nullcontext()
 
 
 __all__ = ["DistributedOptimizer"]

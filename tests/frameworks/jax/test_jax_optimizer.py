@@ -124,3 +124,31 @@ class TestIsRefused:
     def test_an_address_beside_a_client(self, client: shoal.Client) -> None:
         with pytest.raises(errors.BadRequest, match="both given"):
             shoal.jax.DistributedOptimizer(parameters(), optim.SGD(0.1), job=name(), client=client, address="h:1")
+
+
+def test_a_job_goes_on_from_moments_of_optax_and_optax_from_those_of_a_job(client: shoal.Client) -> None:
+    plain, params = optax.adam(1e-2), parameters()
+    state = plain.init(params)
+
+    def alone(params: Any, state: Any, steps: range) -> tuple[Any, Any]:
+        for step in steps:
+            updates, state = plain.update(gradients_of(params, *batch(step)), state)
+            params = optax.apply_updates(params, updates)
+        return params, state
+
+    params, state = alone(params, state, range(10))
+    wanted, _ = alone(params, state, range(10, 30))
+    moments = state[0]
+    given = optim.OptimizerState({"exp_avg": moments.mu, "exp_avg_sq": moments.nu}, updates=int(moments.count))
+    with shoal.jax.DistributedOptimizer(
+        params, optim.Adam(1e-2), job=name(), client=client, optimizer_state=given
+    ) as optimizer:
+        for step in range(10, 20):
+            params = optimizer.update(params, gradients_of(params, *batch(step)))
+        found = optimizer.session.optimizer_state()
+    slots = {slot: shoal.unflatten(it, like=params) for slot, it in found.slots.items()}
+    mu, nu = (jax.tree.map(jnp.asarray, slots[it]) for it in ("exp_avg", "exp_avg_sq"))
+    adam = state[0]._replace(mu=mu, nu=nu, count=jnp.asarray(found.updates, jnp.int32))
+    later, _ = alone(params, (adam, *state[1:]), range(20, 30))
+    for one, other in zip(jax.tree.leaves(wanted), jax.tree.leaves(later), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6, rtol=0)
