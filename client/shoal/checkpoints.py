@@ -5,13 +5,11 @@ These calls access the checkpoint storage directly and need no running cluster.
 
 import builtins
 import os
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 from google.protobuf import json_format
@@ -23,19 +21,18 @@ from shoal._checkpoint import (
     Manifest,
     SafetensorsFile,
     SavedVariables,
-    TensorHeader,
     check_folder,
-    encode_header,
+    imported,
     open_storage,
-    path_of,
-    rows,
-    tensor_name,
+    read_state,
+    saved_state,
+    state_pieces,
+    value_pieces,
     write_pieces,
-    write_tensors,
 )
-from shoal._numerics import storage_dtype
 from shoal._system import check_type
 from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice
+from shoal.optim import Optimizer, OptimizerState
 from shoal.status import Evaluation
 from shoal.v1 import job_pb2
 
@@ -237,48 +234,73 @@ class Checkpoints:
         self._used(str(found), lambda manifest: self._export(manifest, file))
         return found
 
-    def import_file(self, file: str | os.PathLike[str], job: str, *, skip: Collection[str] = ()) -> Checkpoint:
+    def optimizer_state(self, name: str) -> OptimizerState:
+        """Returns the slots of the optimizer, and the number of updates, of a checkpoint.
+
+        Args:
+            name: JOB, JOB/NUMBER or JOB/best.
+
+        Returns:
+            Arrays by slot and variable, as servers keep them.
+
+        Raises:
+            BadRequest, UnknownCheckpoint, CorruptCheckpoint, IncompatibleCheckpoint: see `show`.
+        """
+        return self._used(name, self._state)[0]
+
+    def export_state(self, name: str, file: str | os.PathLike[str]) -> Checkpoint:
+        """Writes the slots of the optimizer, and the number of updates, to a safetensors file for `import_file`.
+
+        Args:
+            name: JOB, JOB/NUMBER or JOB/best.
+            file: path of the file, written atomically. Its tensors are named SLOT/VARIABLE.
+
+        Returns:
+            The checkpoint.
+
+        Raises:
+            BadRequest, UnknownCheckpoint, CorruptCheckpoint, IncompatibleCheckpoint: see `show`.
+            StorageFailed: the file cannot be written.
+        """
+        return self._used(name, lambda it: write_pieces(Path(file), state_pieces(self._state(it))))[1]
+
+    def import_file(
+        self,
+        file: str | os.PathLike[str],
+        job: str,
+        *,
+        skip: Collection[str] = (),
+        optimizer: Optimizer | None = None,
+        optimizer_state: OptimizerState | str | os.PathLike[str] | None = None,
+    ) -> Checkpoint:
         """Converts a safetensors file to a checkpoint that a job can start from.
 
         Args:
             file: path of a safetensors file. Its tensors are float32, float64, float16, bfloat16 or int64.
             job: job name of the new checkpoint. No running job may have it.
             skip: names of tensors to leave out.
+            optimizer: the optimizer of `optimizer_state`, which the job that restores the checkpoint has to have.
+            optimizer_state: slots and number of updates of the optimizer; or the path of a file of `export_state`.
 
         Returns:
             The checkpoint.
 
         Raises:
-            BadRequest: `job` is not a valid job name, or a name in `skip` is not in the file.
+            BadRequest: `job` is not a valid job name, a name in `skip` is not in the file, or `optimizer` is given
+                without a state or a state without it.
+            InvalidOptimizer: the state does not fit the optimizer or the tensors.
             StorageFailed: the file cannot be read, or the checkpoint cannot be written.
             CorruptCheckpoint: the file is not a safetensors file, or is damaged.
             IncompatibleCheckpoint: a tensor has a dtype that Shoal does not support.
             JobExists: a running job of that name took checkpoints at the same time and removed or overwrote the
                 imported files.
         """
-        number = self._catalogue.next_number(_job(job))
+        _job(job)
+        if (optimizer is None) != (optimizer_state is None):
+            raise errors.BadRequest("optimizer and optimizer_state belong together; give both, or neither")
+        state = read_state(Path(optimizer_state)) if isinstance(optimizer_state, str | os.PathLike) else optimizer_state
         with SafetensorsFile(Path(file), [skip] if isinstance(skip, str) else skip) as source:
-            variables = source.variables()
-            path = (*path_of(job, number), "shard-00000.safetensors")
-            tensors: list[TensorHeader] = [
-                (tensor_name(VALUE, 0, name), storage_dtype(variable.dtype), variable.shape)
-                for name, variable in variables.items()
-            ]
-            entry = write_tensors(self._catalogue.folder, path, tensors, source.data(), {"job": job})
-        manifest = Manifest(
-            job=job,
-            number=number,
-            created_at=time.time(),
-            step=0,
-            version=0,
-            spec={},
-            variables=tuple(json_format.MessageToDict(it.to_proto(name)) for name, it in variables.items()),
-            files=(entry,),
-            writer=version("shoal"),
-        )
-        self._catalogue.publish(manifest)
-        self._check_kept(manifest)
-        return described(manifest)
+            return described(imported(self._catalogue, job, source, optimizer, state))
 
     def _used(self, name: str, use: Callable[[Manifest], T]) -> tuple[T, Checkpoint]:
         """Calls `use` with the newest usable checkpoint of a name. Returns its result and the checkpoint."""
@@ -315,42 +337,15 @@ class Checkpoints:
 
     def _values(self, manifest: Manifest) -> dict[str, np.ndarray]:
         with SavedVariables(self._catalogue.folder, manifest) as saved:
-            arrays = {variable: np.empty(shape, dtype) for variable, (shape, dtype) in saved.variables.items()}
-            saved.read(*((VALUE, variable, 0, array.reshape(-1)) for variable, array in arrays.items()))
-            return arrays
+            return saved.arrays(VALUE)
+
+    def _state(self, manifest: Manifest) -> OptimizerState:
+        with SavedVariables(self._catalogue.folder, manifest) as saved:
+            return saved_state(saved, manifest.version)
 
     def _export(self, manifest: Manifest, file: Path | BinaryIO) -> None:
         with SavedVariables(self._catalogue.folder, manifest) as saved:
-            tensors = [(variable, dtype, shape) for variable, (shape, dtype) in sorted(saved.variables.items())]
-            metadata = {"format": "pt", "shoal": f"{manifest.job}/{manifest.number}", "step": str(manifest.step)}
-
-            def pieces() -> Iterator[Any]:
-                yield encode_header(tensors, metadata)
-                for variable, dtype, shape in tensors:
-                    yield from rows(saved, variable, dtype, shape)
-
-            write_pieces(file, pieces())
-
-    def _check_kept(self, manifest: Manifest) -> None:
-        """Checks that an import still exists: a running job of its name may have removed it as incomplete.
-
-        Raises:
-            JobExists: the job has removed or overwritten its files. A manifest without files is then removed, too.
-        """
-        job, number = manifest.job, manifest.number
-        try:
-            if self._catalogue.manifest(job, number) == manifest:
-                with SavedVariables(self._catalogue.folder, manifest):
-                    return
-        except errors.UnknownCheckpoint:
-            pass
-        except errors.CorruptCheckpoint:
-            self._catalogue.remove(job, number)
-        raise errors.JobExists(
-            f"{job}/{number} was not imported: the running job {job} takes checkpoints and has removed its files; "
-            "choose another name, or wait until the job has ended",
-            job=job,
-        )
+            write_pieces(file, value_pieces(saved, f"{manifest.job}/{manifest.number}", manifest.step))
 
 
 def _parsed(name: str) -> CheckpointChoice:

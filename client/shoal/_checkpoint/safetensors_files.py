@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal import errors
 from shoal._checkpoint.slices import VALUE, SavedVariables
-from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, Tensor, decode_header, header_bytes
+from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, Tensor, decode_header, encode_header, header_bytes
 from shoal._numerics import SUPPORTED_DTYPES, storage_dtype
 from shoal._system import atomic_write
 from shoal.variables import Variable
@@ -36,7 +36,12 @@ class SafetensorsFile:
     Raises:
         StorageFailed: the file cannot be read.
         CorruptCheckpoint: on entry, if the file is not a safetensors file, or is damaged.
+
+    Attributes:
+        metadata: texts by name. Known on entry.
     """
+
+    metadata: Mapping[str, str]
 
     def __init__(self, path: Path, skip: Collection[str] = ()) -> None:
         self._path, self._skip = path, frozenset(skip)
@@ -51,7 +56,8 @@ class SafetensorsFile:
             beginning = self._file.read(LENGTH_BYTES)
             _check_format(beginning, self._file.peek(1)[:1], str(self._path))
             header = beginning + self._file.read(header_bytes(beginning, nbytes, str(self._path)) - LENGTH_BYTES)
-            self._tensors = self._wanted(decode_header(header, nbytes, str(self._path)))
+            contents = decode_header(header, nbytes, str(self._path))
+            self._tensors, self.metadata = self._wanted(contents), contents.metadata
         except BaseException:
             self._file.close()
             raise
@@ -151,6 +157,20 @@ def rows(saved: SavedVariables, variable: str, dtype: np.dtype, shape: tuple[int
         yield piece.view(np.uint8).data
 
 
+def value_pieces(saved: SavedVariables, checkpoint: str, step: int) -> Iterator[Any]:
+    """Yields the bytes of a safetensors file with the values of all variables.
+
+    Args:
+        saved: the variables of a checkpoint.
+        checkpoint: its name, JOB/NUMBER, for the metadata.
+        step: its step, for the metadata.
+    """
+    tensors = [(variable, dtype, shape) for variable, (shape, dtype) in sorted(saved.variables.items())]
+    yield encode_header(tensors, {"format": "pt", "shoal": checkpoint, "step": str(step)})
+    for variable, dtype, shape in tensors:
+        yield from rows(saved, variable, dtype, shape)
+
+
 def write_pieces(file: Path | BinaryIO, pieces: Iterable[Any]) -> None:
     """Writes a file. A file at a path is written atomically. An open file may keep a part if writing fails.
 
@@ -171,4 +191,4 @@ def write_pieces(file: Path | BinaryIO, pieces: Iterable[Any]) -> None:
         raise errors.StorageFailed(f"{where} cannot be written: {error.strerror or error}", file=str(where)) from None
 
 
-__all__ = ["SafetensorsFile", "rows", "write_pieces"]
+__all__ = ["SafetensorsFile", "rows", "value_pieces", "write_pieces"]

@@ -95,11 +95,32 @@ class SavedVariables:
         return [kind for kind, name in self._slices if name == variable]
 
     @property
+    def slots(self) -> list[str]:
+        """Names of the saved slots."""
+        return sorted({kind for kind, _ in self._slices} - {VALUE})
+
+    @property
     def variables(self) -> Mapping[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of the values of each variable."""
+        return self._shapes(VALUE)
+
+    def arrays(self, kind: str) -> dict[str, np.ndarray]:
+        """Returns the values of all variables, or one of their slots, by variable.
+
+        Args:
+            kind: VALUE, or the slot's name.
+
+        Raises:
+            CorruptCheckpoint: a file is damaged.
+        """
+        found = {variable: np.empty(shape, dtype) for variable, (shape, dtype) in self._shapes(kind).items()}
+        self.read(*((kind, variable, 0, array.reshape(-1)) for variable, array in found.items()))
+        return found
+
+    def _shapes(self, wanted: str) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         found = {}
         for (kind, variable), saved in self._slices.items():
-            if kind == VALUE:
+            if kind == wanted:
                 first = saved[0]
                 rows = sum(it.rows for it in saved)
                 found[variable] = ((rows, *first.shape[1:]) if first.shape else (), first.dtype)

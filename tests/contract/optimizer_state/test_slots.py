@@ -11,6 +11,7 @@ from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from support.clusters.shard_servers import ShardServers
+from support.optimizer_states import same_state
 
 DRAW = np.random.default_rng(0)
 SHAPES = {"split": (30, 4), "w": (5,), "half": (6,), "scalar": ()}
@@ -32,14 +33,6 @@ def state(optimizer: optim.Optimizer, known: dict[str, Variable]) -> OptimizerSt
     return checked_state(OptimizerState(slots, 41), optimizer, known)
 
 
-def equal(one: OptimizerState, other: OptimizerState) -> bool:
-    return (one.updates, one.slots.keys()) == (other.updates, other.slots.keys()) and all(
-        one.slots[slot].keys() == other.slots[slot].keys()
-        and all(np.array_equal(it, other.slots[slot][name]) for name, it in one.slots[slot].items())
-        for slot in one.slots
-    )
-
-
 @pytest.mark.parametrize(
     "optimizer", [optim.Momentum(), optim.Adam(), optim.RMSProp(centered=True)], ids=lambda it: it.name
 )
@@ -52,12 +45,12 @@ def test_what_is_given_is_read(optimizer: optim.Optimizer, servers: int, transpo
     with ShardServers(known, servers=servers, shards=4, optimizer=optimizer, transport=transport, wire="float16") as it:
         with it.client("", 0) as reader:
             reader.assign({}, given)
-            assert equal(reader.optimizer_state(optimizer.slots), given)
+            assert same_state(reader.optimizer_state(optimizer.slots), given)
             assert reader.pull()["counter"].tolist() == [0, 0]
         with it.worker("me") as worker:
             worker.pull()
             assert worker.updates == 41
-            assert equal(worker.optimizer_state(optimizer.slots), given)
+            assert same_state(worker.optimizer_state(optimizer.slots), given)
             worker.push({name: np.zeros(SHAPES[name], DTYPES[name]) for name in SHAPES})
             assert worker.optimizer_state(optimizer.slots).updates == 42
 
