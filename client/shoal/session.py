@@ -17,7 +17,7 @@ from shoal._session.batches import DataPosition
 from shoal._session.data_access import DataAccess
 from shoal._session.endings import ENDING, closed, declared_lost, forked, job_gone
 from shoal._session.entry import entering
-from shoal._session.inputs import numbers_of, report_of, weight_of
+from shoal._session.inputs import numbers_of, rate_of, report_of, weight_of
 from shoal._session.reports import Reports
 from shoal._session.step_times import StepTimes
 from shoal._session.waits import SessionWaits
@@ -141,6 +141,7 @@ class Session(DataAccess):
         weight: float = 1.0,
         metrics: Mapping[str, float] | None = None,
         samples: int | None = None,
+        learning_rate: float | None = None,
     ) -> PushResult:
         """Pushes this step's gradients. They count completely or not at all, and only once.
 
@@ -159,6 +160,8 @@ class Session(DataAccess):
             metrics: metrics of the step by name, such as {"loss": 0.3}. If there are more than 256, "loss" and the
                 first others are kept.
             samples: number of samples of the step, for the progress of the job. None means the weight.
+            learning_rate: that of the update, >= 0. In a synchronous step, that of the lowest rank counts. None means
+                that of the job.
 
         Returns:
             The outcome. With backup workers, each server closes its own steps, and "accepted" means that at least one
@@ -169,22 +172,20 @@ class Session(DataAccess):
             InvalidGradient: names, shapes or dtypes do not match, or the weight is not above 0; nothing counts.
             NonFiniteGradient: a gradient contains NaN or Inf; nothing has changed. `skip` the step, or push other
                 values. With overlap, the previous push had them, and its step is skipped. This push is not sent.
-            BadRequest: the weight, a metric or `samples` is no number, or `buffers` were pushed; nothing was sent.
+            BadRequest: the weight, a metric or another number is invalid, or `buffers` were pushed; nothing was sent.
             Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `pull`.
         """
-        weight, as_tree = weight_of(weight), self._inputs.is_tree(gradients)
-        arrays: Gradients = (
-            self._inputs.gradients(gradients) if as_tree else self._inputs.generated(gradients, self._times.generated)
-        )
+        weight, rate = weight_of(weight), rate_of(learning_rate)
+        arrays: Gradients = self._inputs.pushed(gradients, self._times.generated)
         new = None if updates is None else self._inputs.updates(updates)
-        numbers, cursor = numbers_of(metrics), self._batches.cursor if self._batches else None
-        counted = weight if samples is None else check_count("samples", samples)
+        numbers, counted = numbers_of(metrics), weight if samples is None else check_count("samples", samples)
+        cursor = self._batches.cursor if self._batches else None
         with self._alive():
             with self._times.timed("push"):
                 self._settle()
-                step = self.step
+                step, push = self.step, partial(self._parameters.push, weight=weight, learning_rate=rate)
                 with self._reports.counting_rejected(self._parameters):
-                    result = self._parameters.push(arrays, updates=new, weight=weight, cursor=cursor)
+                    result = push(arrays, updates=new, cursor=cursor)
             self._position.pushed = cursor or self._position.pushed
             self._times.stepped(step)
             if result.outcome == "sent":

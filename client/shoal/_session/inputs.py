@@ -1,5 +1,6 @@
 """Conversion of what users pass to a session: to arrays by variable name, numbers and reports."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ from shoal import errors, optim
 from shoal._numerics import array_of, is_real
 from shoal._session import trees
 from shoal._system import check_type
-from shoal._training import GradientBuffers, PushResult, Report
+from shoal._training import GradientBuffers, Gradients, PushResult, Report
 from shoal.checkpoint_policy import AUTO
 from shoal.variables import Variable, variable_from_array
 
@@ -109,6 +110,18 @@ class Inputs:
         return isinstance(gradients, Mapping) or (
             self._structure is not None and type(gradients) is self._structure.kind
         )
+
+    def pushed(self, gradients: Any, timed: Callable[[Iterator[Any]], Iterator[Any]]) -> Gradients:
+        """Returns gradients by name, or an iterator over pairs of name and array.
+
+        Args:
+            gradients: what the user pushes.
+            timed: see `generated`.
+
+        Raises:
+            InvalidGradient: see `gradients` and `pairs`.
+        """
+        return self.gradients(gradients) if self.is_tree(gradients) else self.generated(gradients, timed)
 
     def gradients(self, tree: Any) -> Mapping[str, np.ndarray]:
         """Returns the gradients in a tree, by name. Gradient buffers and arrays are not copied.
@@ -288,6 +301,22 @@ def weight_of(value: float) -> float:
     raise errors.BadRequest(f"weight is {value!r:.200}; give a number, such as the number of samples of the batch")
 
 
+def rate_of(value: Any) -> float | None:
+    """Returns the learning rate of a push as a float, or None.
+
+    Raises:
+        BadRequest: it is not a finite number of at least 0.
+    """
+    if value is None:
+        return None
+    try:
+        if not isinstance(value, str | bytes) and 0 <= (rate := float(value)) < math.inf:
+            return rate
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise errors.BadRequest(f"learning_rate is {value!r:.200}; give a finite number of at least 0, or None")
+
+
 def report_of(result: PushResult, samples: float, metrics: Mapping[str, float]) -> Report:
     """Returns the report of one push.
 
@@ -312,6 +341,7 @@ __all__ = [
     "lines_of",
     "number",
     "numbers_of",
+    "rate_of",
     "report_of",
     "state_of",
     "to_array",

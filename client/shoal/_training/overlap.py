@@ -107,13 +107,14 @@ class Pipeline:
         updates: Mapping[str, np.ndarray] | None = None,
         weight: float = 1.0,
         cursor: Cursor | None = None,
+        learning_rate: float | None = None,
     ) -> PushResult:
         """Pushes as `ParameterClient.push` does. Arrays of a mapping, except `buffers`, may change when this returns.
 
         Args:
             gradients: arrays by variable; or pairs of name and array, as they become available. Each pair is sent while
                 the next one is computed, and its array must not change before the push is settled.
-            updates, weight, cursor: as for `ParameterClient.push`.
+            updates, weight, cursor, learning_rate: as for `ParameterClient.push`.
 
         Returns:
             The result of the push. With overlap, the outcome is "sent", and `settle` returns the result before the next
@@ -128,9 +129,11 @@ class Pipeline:
         if self._sent is not None:
             raise errors.BadRequest("the last push is not settled; call settle() before the next push")
         if not isinstance(gradients, Mapping):
-            return self._push_as_ready(gradients, updates, weight, cursor)
+            push = self._parameters.begin(updates, weight, cursor)
+            return self._push_as_ready(replace(push, learning_rate=learning_rate), gradients)
         if self._thread is None:
-            push_all = partial(self._parameters.push, gradients, updates=updates, weight=weight, cursor=cursor)
+            given: dict[str, Any] = {"updates": updates, "weight": weight, "cursor": cursor}
+            push_all = partial(self._parameters.push, gradients, **given, learning_rate=learning_rate)
             return self._traced(self.step, push_all)
         if isinstance(gradients, GradientBuffers) and gradients.pushed:
             raise errors.BadRequest(
@@ -140,18 +143,12 @@ class Pipeline:
         self._memory.trim()
         push = self._parameters.prepare(gradients, updates, weight, cursor, memory=self._memory.take)
         self._parameters.go_on(push.step + 1)
-        self._sent = self._thread.submit(self._send, push)
+        self._sent = self._thread.submit(self._send, replace(push, learning_rate=learning_rate))
         return PushResult("sent", 0, self.step)
 
-    def _push_as_ready(
-        self,
-        gradients: Iterable[tuple[str, np.ndarray]],
-        updates: Mapping[str, np.ndarray] | None,
-        weight: float,
-        cursor: Cursor | None,
-    ) -> PushResult:
+    def _push_as_ready(self, push: Push, gradients: Iterable[tuple[str, np.ndarray]]) -> PushResult:
         self._sender = self._sender or ThreadPoolExecutor(1, thread_name_prefix="pushes")
-        self._feeding = push = self._parameters.begin(updates, weight, cursor)
+        self._feeding = push
         try:
             sent = self._sender.submit(self._send, push)
             try:

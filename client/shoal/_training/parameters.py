@@ -5,6 +5,7 @@ Each pull or push makes one call to each server, in parallel: see `puller`, `pus
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -104,6 +105,7 @@ class ParameterClient:
         updates: Mapping[str, np.ndarray] | None = None,
         weight: float = 1.0,
         cursor: Cursor | None = None,
+        learning_rate: float | None = None,
     ) -> PushResult:
         """Sends this step's gradients. They are applied completely or not at all, and only once even if repeated.
 
@@ -113,6 +115,7 @@ class ParameterClient:
                 of an aggregation, it must have all of them.
             weight: weight in a synchronous step's mean, > 0: the number of samples.
             cursor: the worker's position in its data after this push; checkpoints keep it.
+            learning_rate: that of the update, finite and >= 0; None means that of the job.
 
         Returns:
             The result of the push.
@@ -123,7 +126,7 @@ class ParameterClient:
                 other values.
             Fenced, UnknownJob, Unreachable: as for `pull`.
         """
-        return self.send(self.prepare(gradients, updates, weight, cursor))
+        return self.send(replace(self.prepare(gradients, updates, weight, cursor), learning_rate=learning_rate))
 
     def skip(self) -> PushResult:
         """Skips this step, so that no worker waits for this worker's gradient."""

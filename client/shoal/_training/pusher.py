@@ -59,6 +59,7 @@ class Push:
         cursor: the worker's position in its data after this push; None means that it has no data.
         squares: returns the sum of the squares of all gradients; called once, when the push is sent. None means that
             servers do not need it.
+        learning_rate: that of the update; None means that of the job.
     """
 
     step: int
@@ -69,6 +70,7 @@ class Push:
     push_stream: PushStream | None = None
     cursor: Cursor | None = None
     squares: Callable[[], float] | None = None
+    learning_rate: float | None = None
 
     def give_up(self) -> None:
         """Abandons the push if arrays are missing; otherwise does nothing."""
@@ -298,6 +300,7 @@ class Pusher:
             versions=[push.versions.get(index, 0) for index in connection.indices],
             cursor=push.cursor.to_proto() if push.cursor else None,
             squares=squares,
+            learning_rate=push.learning_rate,
         )
 
     def _stage(

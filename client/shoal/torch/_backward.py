@@ -27,10 +27,16 @@ class BackwardSender:
     Args:
         tensors: the parameters.
         push: pushes pairs of name and array, on a thread of this sender.
+        begin: called on the thread of the backward pass before a push begins.
     """
 
-    def __init__(self, tensors: ModelTensors, push: Callable[[Iterable[tuple[str, np.ndarray]]], PushResult]) -> None:
-        self._tensors, self._push = tensors, push
+    def __init__(
+        self,
+        tensors: ModelTensors,
+        push: Callable[[Iterable[tuple[str, np.ndarray]]], PushResult],
+        begin: Callable[[], object] = bool,
+    ) -> None:
+        self._tensors, self._push, self._begin = tensors, push, begin
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="push")
         self._ready: queue.SimpleQueue[tuple[str, np.ndarray] | Exception | None] = queue.SimpleQueue()
         self._sent: dict[str, tuple[torch.Tensor, int]] = {}  # by name, the gradient and its version when it was sent
@@ -97,6 +103,7 @@ class BackwardSender:
             self._sent[name] = gradient, gradient._version
             self._ready.put((name, self._tensors.gradient(name, parameter)))
             if self._pushed is None:
+                self._begin()
                 self._pushed = self._thread.submit(self._push, self._arriving(self._ready))
 
         return computed

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal
 
@@ -35,9 +36,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     Gradients are sent while the backward pass computes the others, if nothing changes them before the step. To clip
     their norm, give `clip_norm` to the optimizer: `clip_grad_norm_` sees the gradients of this worker alone.
 
-    `param_groups` shows the learning rates. If a scheduler of PyTorch changes them, the worker with rank 0 sets the
-    learning rate of the job, which costs a call to the coordinator, and takes effect with one of the next updates. Give
-    the optimizer a schedule of `shoal.optim` for an exact one.
+    `param_groups` shows the learning rates. If a scheduler of PyTorch changes them, each step carries the rate, so it
+    counts from the next step on. Schedulers of all workers are at the same step in synchronous mode; if they differ,
+    the rate of the lowest rank counts. A schedule of `shoal.optim` is on the servers, and in checkpoints.
 
     Args:
         model: the module. Its values are the initial ones if this process starts the job.
@@ -88,8 +89,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         self._spec = optimizer
         super().__init__(self._groups(), {"lr": optimizer.rate(0)})
-        self._rates = [group["lr"] for group in self.param_groups]  # as far as the job knows them
-        self._sender = BackwardSender(self.model_session.tensors, self._push)
+        self._rates = [group["lr"] for group in self.param_groups]  # those of the job
+        self._pushed_rate: float | None = None  # of the push in progress; None means that of the job
+        self._sender = BackwardSender(self.model_session.tensors, self._push, self._begin_push)
         self._closed, self._end = False, ScriptEnd(self.close)
         self.model_session.pull_into(model)
         self._show_rates()
@@ -127,7 +129,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._set_rate()
+        try:
+            if (rate := self._own_rate()) != self._pushed_rate:  # changed since the push in progress has begun
+                self._sender.cancel()
+        except errors.InvalidOptimizer:
+            self._sender.cancel()
+            raise
+        self._pushed_rate = rate
         if self._sender.finish() is None:
             self._push(None)
         self._metrics = {}
@@ -219,7 +227,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._sender.close()
 
     def _push(self, gradients: Any) -> PushResult:
-        return self.model_session.push_from(self._model, gradients=gradients, metrics=self._metrics)
+        return self.model_session.push_from(
+            self._model, gradients=gradients, metrics=self._metrics, learning_rate=self._pushed_rate
+        )
 
     # Learning rates.
 
@@ -234,20 +244,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for it, its in found.items()
         ]
 
-    def _set_rate(self) -> None:
-        """Sets the learning rate of the job if a user or a scheduler has changed those of the groups."""
+    def _begin_push(self) -> None:
+        with suppress(errors.InvalidOptimizer):  # `step` raises it
+            self._pushed_rate = self._own_rate()
+
+    def _own_rate(self) -> float | None:
+        """Returns the learning rate if a user or a scheduler has changed those of the groups; otherwise None."""
         rates = [group["lr"] for group in self.param_groups]
         if rates == self._rates:
-            return
+            return None
         bases = {group["lr"] / group["rate"] for group in self.param_groups if group["rate"]}
         if not all(math.isclose(base, min(bases), rel_tol=1e-9) for base in bases):
             raise errors.InvalidOptimizer(
                 "the learning rates of the groups were changed by different factors, and a job has one learning rate "
                 "with fixed factors for groups; change all of them by the same factor"
             )
-        self._rates = rates
-        if self.session.rank == 0:
-            self.session.set_learning_rate(min(bases))
+        return float(min(bases)) if bases else None
 
     def _show_rates(self) -> None:
         """Shows the rates of the schedule, unless somebody has set others."""

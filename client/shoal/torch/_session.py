@@ -63,6 +63,7 @@ class ModelSession:
         gradients: Iterable[tuple[str, np.ndarray]] | None = None,
         weight: float | None = None,
         metrics: Mapping[str, float] | None = None,
+        learning_rate: float | None = None,
     ) -> PushResult:
         """Pushes the gradients and the buffers of a module.
 
@@ -72,6 +73,7 @@ class ModelSession:
             weight: weight in the mean of a synchronous step. None means `batch_weight`. Without one, it means the
                 number of samples of the current batch of a `DataLoader` of this session, or 1 without a loader.
             metrics: metrics of the step by name, such as {"loss": 0.3}.
+            learning_rate: see `shoal.Session.push`.
 
         Returns:
             The outcome.
@@ -92,6 +94,7 @@ class ModelSession:
             weight=chosen if chosen is not None else self.batch_samples or 1.0,
             metrics=metrics,
             samples=self.batch_samples or None,
+            learning_rate=learning_rate,
         )
 
     @property

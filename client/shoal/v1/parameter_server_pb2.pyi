@@ -206,6 +206,7 @@ class PushHeader(_message.Message):
     SQUARES_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
     UPDATES_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
     weight: _builtins.float
     """Weight of the gradient in a synchronous step's mean, >= 0: its number of samples. 0 means that the worker skips
     this step: no chunks follow, and the other workers do not wait for this worker.
@@ -230,6 +231,11 @@ class PushHeader(_message.Message):
     updates: _builtins.int
     """Only for Assign: the version of the group from now on, the number of updates that the values have received. 0 for
     values of a new job. If it is 2^53 or more: INVALID_ARGUMENT, BAD_REQUEST.
+    """
+    learning_rate: _builtins.float
+    """The learning rate of the update that this push is part of, instead of the job's schedule. In a synchronous step, that
+    of the lowest rank whose push has one counts. Factors of groups and of staleness still apply. Not set means the
+    schedule. If it is not finite, or below 0: INVALID_ARGUMENT, BAD_REQUEST.
     """
     @_builtins.property
     def stamp(self) -> _header_pb2.Stamp: ...
@@ -265,13 +271,19 @@ class PushHeader(_message.Message):
         squares: _builtins.float | None = ...,
         slot: _builtins.str = ...,
         updates: _builtins.int = ...,
+        learning_rate: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_squares", b"_squares", "cursor", b"cursor", "squares", b"squares", "stamp", b"stamp"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "_squares", b"_squares", "cursor", b"cursor", "learning_rate", b"learning_rate", "squares", b"squares", "stamp", b"stamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_squares", b"_squares", "aggregations", b"aggregations", "commit", b"commit", "cursor", b"cursor", "region", b"region", "shards", b"shards", "slot", b"slot", "squares", b"squares", "stamp", b"stamp", "updates", b"updates", "versions", b"versions", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "_squares", b"_squares", "aggregations", b"aggregations", "commit", b"commit", "cursor", b"cursor", "learning_rate", b"learning_rate", "region", b"region", "shards", b"shards", "slot", b"slot", "squares", b"squares", "stamp", b"stamp", "updates", b"updates", "versions", b"versions", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
     _WhichOneofReturnType__squares: _TypeAlias = _typing.Literal["squares"]  # noqa: Y015
     _WhichOneofArgType__squares: _TypeAlias = _typing.Literal["_squares", b"_squares"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__squares) -> _WhichOneofReturnType__squares | None: ...
 
 Global___PushHeader: _TypeAlias = PushHeader  # noqa: Y015

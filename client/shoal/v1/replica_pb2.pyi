@@ -465,6 +465,7 @@ class ReplicaContribution(_message.Message):
     CURSOR_FIELD_NUMBER: _builtins.int
     SQUARES_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     incarnation: _builtins.int
     """The worker's incarnation."""
@@ -482,6 +483,8 @@ class ReplicaContribution(_message.Message):
     """As in PushHeader."""
     rank: _builtins.int
     """The worker's rank. Only in a GroupState."""
+    learning_rate: _builtins.float
+    """As in PushHeader."""
     @_builtins.property
     def cursor(self) -> _parameter_server_pb2.DataCursor:
         """As in PushHeader."""
@@ -498,17 +501,22 @@ class ReplicaContribution(_message.Message):
         cursor: _parameter_server_pb2.DataCursor | None = ...,
         squares: _builtins.float | None = ...,
         rank: _builtins.int = ...,
+        learning_rate: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_gradient", b"_gradient", "_squares", b"_squares", "cursor", b"cursor", "gradient", b"gradient", "squares", b"squares"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gradient", b"_gradient", "_learning_rate", b"_learning_rate", "_squares", b"_squares", "cursor", b"cursor", "gradient", b"gradient", "learning_rate", b"learning_rate", "squares", b"squares"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gradient", b"_gradient", "_squares", b"_squares", "cursor", b"cursor", "gradient", b"gradient", "incarnation", b"incarnation", "rank", b"rank", "squares", b"squares", "step", b"step", "version", b"version", "weight", b"weight", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gradient", b"_gradient", "_learning_rate", b"_learning_rate", "_squares", b"_squares", "cursor", b"cursor", "gradient", b"gradient", "incarnation", b"incarnation", "learning_rate", b"learning_rate", "rank", b"rank", "squares", b"squares", "step", b"step", "version", b"version", "weight", b"weight", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gradient: _TypeAlias = _typing.Literal["gradient"]  # noqa: Y015
     _WhichOneofArgType__gradient: _TypeAlias = _typing.Literal["_gradient", b"_gradient"]  # noqa: Y015
+    _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
     _WhichOneofReturnType__squares: _TypeAlias = _typing.Literal["squares"]  # noqa: Y015
     _WhichOneofArgType__squares: _TypeAlias = _typing.Literal["_squares", b"_squares"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gradient) -> _WhichOneofReturnType__gradient | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__squares) -> _WhichOneofReturnType__squares | None: ...
 

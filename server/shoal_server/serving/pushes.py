@@ -73,8 +73,9 @@ def stage(push: PendingPush, payload: Payload | None, check: Callable[[], object
         # The versions differ only if the values came from several servers, at an earlier placement: the oldest counts.
         check()
         squares = header.squares if header.HasField("squares") else None
+        rate = header.learning_rate if header.HasField("learning_rate") else None
         version = min(header.versions)
-        return group.stage(push.stamp, header.weight, version, payload, cursor, squares)
+        return group.stage(push.stamp, header.weight, version, payload, cursor, squares, rate)
     except BaseException:
         drop(push, payload)
         raise

@@ -174,15 +174,50 @@ class TestVariables:
 
 
 class TestHabits:
-    def test_a_scheduler_sets_the_rate_of_the_job(self, client: shoal.Client) -> None:
-        model = network()
-        with shoal.torch.DistributedOptimizer(model, optim.SGD(0.5), job=name(), client=client) as it:
-            scheduler = torch.optim.lr_scheduler.StepLR(it, 1, gamma=0.0)
-            alone(model, it, 1)
+    @pytest.mark.parametrize(
+        ("given", "plain", "bound"),
+        [
+            (optim.Momentum(0.5), lambda it: torch.optim.SGD(it, 0.5, momentum=0.9), 1e-12),
+            (optim.AdamW(1e-2), lambda it: torch.optim.AdamW(it, 1e-2), 1e-10),
+        ],
+        ids=["momentum", "adamw"],
+    )
+    def test_a_scheduler_counts_from_the_next_step_on(
+        self, client: shoal.Client, given: optim.Optimizer, plain: Callable[..., Any], bound: float
+    ) -> None:
+        def scheduler_of(optimizer: torch.optim.Optimizer) -> Any:
+            return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=STEPS, cycle_momentum=False)
+
+        wanted = network()
+        alone_optimizer = plain(wanted.parameters())
+        scheduler = scheduler_of(alone_optimizer)
+        for step in range(STEPS):
+            alone_optimizer.zero_grad()
+            loss_of(wanted, *batch(step)).backward()
+            alone_optimizer.step()
             scheduler.step()
-            alone(model, it, 3)  # the rate counts from one of the next updates on
-            before = arrays(model)
-            alone(model, it, 2)
+        job, models = name(), [network() for _ in range(2)]
+
+        def work(rank: int) -> None:
+            with shoal.torch.DistributedOptimizer(models[rank], given, job=job, workers=2, client=client) as it:
+                own = scheduler_of(it)
+                for step in range(STEPS):
+                    it.zero_grad()
+                    loss_of(models[rank], *part(step, rank)).backward()
+                    it.step()
+                    own.step()
+
+        together(work)
+        for model in models:
+            assert farthest(arrays(wanted), arrays(model)) <= bound
+
+    def test_a_rate_that_is_set_after_the_backward_pass_counts_for_this_step(self, client: shoal.Client) -> None:
+        model = network()
+        before = arrays(model)
+        with shoal.torch.DistributedOptimizer(model, optim.SGD(0.5), job=name(), client=client) as it:
+            loss_of(model, *batch(0)).backward()
+            it.param_groups[0]["lr"] = 0.0
+            it.step()
             assert farthest(before, arrays(model)) == 0
             assert it.param_groups[0]["lr"] == 0
 

@@ -17,6 +17,7 @@ from shoal_server.shards.group.pending_cut import NORM_WAIT_S, PendingCut
 from shoal_server.shards.group.splittable_group import SplittableGroup
 from shoal_server.shards.group.tickets import PullTicket, PushTicket
 from shoal_server.shards.machine import events
+from shoal_server.shards.machine.mode import check_rate
 from shoal_server.shards.machine.norm_exchange import check_squares, pushed_squares
 from shoal_server.shards.machine.worker_progress import WorkerProgress
 from shoal_server.shards.values import Arena, Cut, Payload, Reading, Selection, Shard, Stamp, StoredShards, ValueReader
@@ -153,6 +154,7 @@ class LockGroup(SplittableGroup):
         payload: Payload | None,
         cursor: Cursor | None = None,
         squares: float | None = None,
+        learning_rate: float | None = None,
     ) -> events.AnswerPush:
         """Stages a complete push until it is committed. A repeated push gets the first answer.
 
@@ -163,21 +165,23 @@ class LockGroup(SplittableGroup):
             payload: gradients by slab; None if the weight is 0.
             cursor: the worker's position in its data.
             squares: sum of the squares of the whole push, on all servers.
+            learning_rate: that of the update, finite and >= 0; None means that of the job.
 
         Returns:
             The answer "staged", or the first answer if the push was committed before.
 
         Raises:
             Fenced: the worker is not admitted.
-            BadRequest: the step was answered long ago, or may not begin yet. Or `squares` is needed but missing, or not
-                valid.
+            BadRequest: the step was answered long ago, or may not begin yet. Or `squares` is needed but missing, or it
+                or the learning rate is not valid.
             Overloaded: the backup is too far behind.
         """
         self._check_backlog()
+        check_rate(learning_rate or 0.0, f"a push of {stamp.worker}")
         wanted = payload is not None and bool(self.config.peers) and not self.config.consistency.joins_gradients
         squares = pushed_squares(self.config.name, squares) if wanted else None
         event = events.PushStaged(
-            stamp.worker, stamp.incarnation, stamp.step, weight, version, payload, cursor, squares
+            stamp.worker, stamp.incarnation, stamp.step, weight, version, payload, cursor, squares, learning_rate
         )
         effects = None
         while effects is None:

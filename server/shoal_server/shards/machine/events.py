@@ -114,6 +114,7 @@ class PushStaged:
     payload: Any
     cursor: Cursor | None = None
     squares: float | None = None
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

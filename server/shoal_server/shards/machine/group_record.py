@@ -187,9 +187,7 @@ class GroupRecord:
                 f"{self.name}: a copy has a push of {message.worker} as incarnation {message.incarnation} and rank "
                 f"{message.rank}, but no such worker"
             )
-        it = decode_staged(message, payload_of)
-        push = (it.step, it.weight, it.version, it.payload, it.worker, it.cursor, it.squares)
-        return Contribution(message.rank, it.incarnation, *push)
+        return contribution_of(decode_staged(message, payload_of), message.rank)
 
     def forget_callers(self) -> None:
         """Forgets all calls that wait, because they waited at another server: of a backup that becomes the primary.
@@ -224,6 +222,22 @@ class GroupRecord:
             slowest = self.clocks.slowest(step)
             for worker in workers:
                 self.on_admission(events.Admission(kind, worker, step, slowest, self.version))
+
+
+def contribution_of(push: events.PushStaged, rank: int) -> Contribution:
+    """Returns the contribution of a staged push of the worker with this rank."""
+    return Contribution(
+        rank,
+        push.incarnation,
+        push.step,
+        push.weight,
+        push.version,
+        push.payload,
+        push.worker,
+        push.cursor,
+        push.squares,
+        push.learning_rate,
+    )
 
 
 __all__ = ["GroupRecord"]

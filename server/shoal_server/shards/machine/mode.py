@@ -3,11 +3,13 @@
 `shoal_server.shards.machine.consistency` has the modes.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal import errors
 from shoal._wire import Cursor
 from shoal.optim import Schedule
 from shoal.v1 import replica_pb2 as pb
@@ -27,11 +29,23 @@ class Contribution:
     worker: str = ""
     cursor: Cursor | None = None
     squares: float | None = None  # of the whole push, on all servers; None if its worker did not send it
+    learning_rate: float | None = None  # of the update; None means that of the job
 
     @property
     def place(self) -> tuple[int, int]:
         """The place of the contribution in the sums of its step."""
         return self.rank, self.incarnation
+
+
+def check_rate(rate: float, whose: str) -> None:
+    """Raises BadRequest if a learning rate that another process has sent is not finite, or is below 0.
+
+    Args:
+        rate: the rate.
+        whose: what has it, for the message.
+    """
+    if not 0 <= rate < math.inf:
+        raise errors.BadRequest(f"{whose} has the learning rate {rate}; it must be finite and at least 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from shoal.optim import Schedule
 from shoal.v1 import parameter_server_pb2 as server_pb
 from shoal.v1 import replica_pb2 as pb
 from shoal_server.shards.machine import events
-from shoal_server.shards.machine.mode import Contribution
+from shoal_server.shards.machine.mode import Contribution, check_rate
 from shoal_server.shards.machine.norm_exchange import check_squares
 from shoal_server.shards.machine.worker_progress import WorkerProgress
 
@@ -82,6 +82,7 @@ def encode_staged(push: Contribution | events.PushStaged, gradient_of: NumberOf)
         gradient=None if push.payload is None else gradient_of(push.payload),
         cursor=push.cursor.to_proto() if push.cursor else None,
         squares=push.squares,
+        learning_rate=push.learning_rate,
     )
 
 
@@ -93,12 +94,15 @@ def decode_staged(message: pb.ReplicaContribution, payload_of: PayloadOf) -> eve
         payload_of: returns the payload with a number.
 
     Raises:
-        BadRequest: the weight is not finite, or negative; or the sum of squares is NaN, or negative.
+        BadRequest: the weight or the learning rate is not finite, or negative; or the sum of squares is NaN, or
+            negative.
     """
     if not 0 <= message.weight < math.inf:
         raise errors.BadRequest(f"a replica has a push of weight {message.weight}; it must be finite and at least 0")
     if message.HasField("squares"):
         check_squares([message.squares], "a push of a replica")
+    if message.HasField("learning_rate"):
+        check_rate(message.learning_rate, "a push of a replica")
     return events.PushStaged(
         message.worker,
         message.incarnation,
@@ -108,6 +112,7 @@ def decode_staged(message: pb.ReplicaContribution, payload_of: PayloadOf) -> eve
         payload_of(message.gradient) if message.HasField("gradient") else None,
         Cursor.from_proto(message.cursor) if message.HasField("cursor") else None,
         message.squares if message.HasField("squares") else None,
+        message.learning_rate if message.HasField("learning_rate") else None,
     )
 
 

@@ -6,13 +6,15 @@ opaque payloads.
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 from shoal import errors
+from shoal.optim import ConstantLR, Schedule
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.clocks import WorkerClock, check_step
 from shoal_server.shards.machine.events import LockGroupEffect
-from shoal_server.shards.machine.group_record import GroupRecord
+from shoal_server.shards.machine.group_record import GroupRecord, contribution_of
 from shoal_server.shards.machine.mode import Apply, Contribution, Fold
 
 
@@ -152,8 +154,7 @@ class GroupState(GroupRecord):
     def _push_staged(self, event: events.PushStaged) -> list[LockGroupEffect]:
         if answer := self._answer_or_check(event):
             return [answer]
-        push = (event.step, event.weight, event.version, event.payload, event.worker, event.cursor, event.squares)
-        self._staged[event.worker] = Contribution(self.clocks[event.worker].rank, event.incarnation, *push)
+        self._staged[event.worker] = contribution_of(event, self.clocks[event.worker].rank)
         return [events.AnswerPush("staged", 0, event.step, self.version)]
 
     def _push_committed(self, event: events.PushCommitted) -> list[LockGroupEffect]:
@@ -280,4 +281,13 @@ class GroupState(GroupRecord):
             self.permits.folded()
         for apply in applies:
             self.applied.applied(apply.contributions)
-        return [replace(it, learning_rate=self._learning_rate) for it in applies] if self._learning_rate else [*applies]
+        return [replace(it, learning_rate=rate) if (rate := self._rate_of(it)) else it for it in applies]
+
+    def _rate_of(self, apply: Apply) -> Schedule | None:
+        """Returns the rate of an update: that of the push with the lowest rank that has one, or the rate of the job."""
+        given = next((it.learning_rate for it in apply.contributions if it.learning_rate is not None), None)
+        return self._learning_rate if given is None else _constant(given)
+
+
+# A loop sends the same rate for many steps, and a schedule checks its numbers when it is made.
+_constant = lru_cache(maxsize=64)(ConstantLR)

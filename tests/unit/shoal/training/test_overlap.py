@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ class FakeClient:
         self.done: list[str] = []
         self.fails: dict[str, Exception] = {}
         self.applied: list[int] = []
+        self.rates: list[float | None] = []  # of the pushes that were applied
         self.threads: set[str] = set()
         self.prepared: list[Callable[[int], np.ndarray] | None] = []
         self._changed = threading.Condition()  # guards done, _held and _running
@@ -68,8 +70,9 @@ class FakeClient:
         updates: Mapping[str, np.ndarray] | None = None,
         weight: float = 1.0,
         cursor: Cursor | None = None,
+        learning_rate: float | None = None,
     ) -> PushResult:
-        return self.send(self.prepare(gradients, updates, weight, cursor))
+        return self.send(replace(self.prepare(gradients, updates, weight, cursor), learning_rate=learning_rate))
 
     def fetch(self, step: int, *, ahead: int = 0) -> PullResult:
         self._do(f"pull {step + ahead}")
@@ -99,6 +102,7 @@ class FakeClient:
     def send(self, push: Push) -> PushResult:
         self._do(f"push {push.step}")
         self.applied.append(push.step)
+        self.rates.append(push.learning_rate)
         self.go_on(push.step + 1)
         return PushResult("accepted", len(self.applied), push.step + 1)
 
@@ -340,6 +344,16 @@ def test_the_last_barrier_ends_with_its_time_on_the_thread_of_its_caller(client:
         with pytest.raises(errors.Cancelled):
             pipeline.last_barrier(0.01)
     assert client.threads == {threading.current_thread().name}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_each_push_has_its_learning_rate(client: FakeClient, overlap: bool) -> None:
+    with Pipeline(client, overlap=overlap) as pipeline:  # type: ignore[arg-type]
+        for rate in (0.5, None, 0.0):
+            pipeline.pull()
+            pipeline.push(GRADIENT, learning_rate=rate)
+            pipeline.settle()
+    assert client.rates == [0.5, None, 0.0]
 
 
 def test_pipeline_without_overlap_behaves_as_the_client(client: FakeClient) -> None:

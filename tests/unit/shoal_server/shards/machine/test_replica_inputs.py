@@ -49,7 +49,7 @@ def drawn(kind: type) -> st.SearchStrategy[Any]:
     if kind is events.PushStaged:
         weights = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
         rest = (NUMBERS, NUMBERS, weights, NUMBERS, st.none() | NUMBERS)
-        return st.builds(kind, NAMES, *rest, STRATEGIES[Cursor | None], STRATEGIES[float | None])
+        return st.builds(kind, NAMES, *rest, STRATEGIES[Cursor | None], STRATEGIES[float | None], st.none() | weights)
     fields = {name: RANKS if name in ("rank", "ahead") else STRATEGIES[it] for name, it in kind.__annotations__.items()}
     return st.builds(kind, **fields)
 
