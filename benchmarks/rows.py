@@ -227,6 +227,20 @@ FIGURES: Mapping[str, Figure] = {
     "resnet18_cpu": _model("ResNet-18, 32 images of 32x32", "at least 0.5 of torch's speed", 0.5),
     "mobilenet_v2_cpu": _model("MobileNetV2 of width 0.35, 64 images of 32x32"),
     "small_cnn_cpu": _model("the small CNN, 64 images of 28x28"),
+    "torch_adapter": Figure(
+        "torch",
+        "step of ResNet-18 by `shoal.torch`, 32 images of 32x32, one thread",
+        "at most 1.05 times a plain session",
+        1 / 1.05,
+    ),
+    "torch_ddp": Figure(
+        "torch",
+        "synchronous step of two workers by `shoal.torch`, a CNN of 0.8 MB, 64 images of 28x28, one thread each",
+        "at most 1.1 times DDP",
+        1 / 1.1,
+    ),
+    "torch_ddp_resnet18": Figure("torch", "the same, ResNet-18, 32 images of 32x32"),
+    "torch_dense": Figure("torch", "dense step by `shoal.torch`", "at least 1.5x", 1.5, needs_peers=True),
     "gpu_resnet50_alone": Figure("nn", "ResNet-50 on a GPU, 64 images of 224x224, float32", needs_peers=True),
     "gpu_resnet50_cluster": Figure("nn", "the same through a cluster on one host", "at least 0.9 of alone", 0.9),
     **{
@@ -251,4 +265,5 @@ DEFAULT_BENCHES = (
     "data",
     "checkpoints",
     "nn",
+    "torch",
 )

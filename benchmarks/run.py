@@ -21,6 +21,7 @@ import record
 import rivals
 import rows
 import steps
+from adapters import torch_rows
 from harness import Run, median, ours
 from record import Results
 from rich.console import Console
@@ -119,6 +120,7 @@ BENCHES: Mapping[str, Callable[[Run], list[Row]]] = {
     "data": data,
     "checkpoints": checkpoints,
     "nn": nn.nn,
+    "torch": torch_rows.torch,
     "chunks": steps.chunks,
 }
 
