@@ -1,0 +1,45 @@
+"""The loop of `flax_before.py` on a cluster: start it on each worker. SHOAL_COORDINATOR names the coordinator."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from shoal.jax import DistributedOptimizer
+from shoal.optim import AdamW
+
+EPOCHS = 10
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    with np.load(Path(__file__).with_name("digits.npz")) as found:
+        return found["pixels"] / np.float32(16), found["labels"].astype(np.int32)
+
+
+def network() -> nnx.Module:
+    draw = nnx.Rngs(0)
+    return nnx.Sequential(nnx.Linear(64, 64, rngs=draw), nnx.relu, nnx.Linear(64, 10, rngs=draw))
+
+
+@nnx.jit
+@nnx.value_and_grad
+def step(model: nnx.Module, x: jax.Array, y: jax.Array) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(model(x), y).mean()
+
+
+def main() -> None:
+    model, (images, labels) = network(), digits()
+    given = AdamW(3e-3, weight_decay=1e-4)
+    optimizer = DistributedOptimizer(model, given, job="flax-digits", workers=2, batch_size=32, epochs=EPOCHS)
+    for numbers in optimizer.session.batches(len(images)):
+        loss, gradients = step(model, images[numbers], labels[numbers])
+        optimizer.update(model, gradients, weight=len(numbers))
+    right = jnp.argmax(model(images), axis=1) == labels
+    print(f"loss {loss:.3f}, accuracy {right.mean():.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
