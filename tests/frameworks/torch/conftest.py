@@ -1,9 +1,8 @@
-"""Fixtures of the tests with PyTorch."""
+"""Fixtures of the tests with PyTorch, which may be missing, as in `make long`."""
 
 import pytest
-import torch
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    torch.set_num_threads(1)
+    pytest.importorskip("torch").set_num_threads(1)

@@ -2,8 +2,4 @@
 
 import importlib.util
 
-collect_ignore = (
-    []
-    if importlib.util.find_spec("transformers")
-    else ["test_trainer.py", "test_trainer_examples.py", "test_trainer_settings.py"]
-)
+collect_ignore = [] if importlib.util.find_spec("transformers") else ["test_trainer.py", "test_trainer_settings.py"]
