@@ -160,8 +160,8 @@ class Session(DataAccess):
             metrics: metrics of the step by name, such as {"loss": 0.3}. If there are more than 256, "loss" and the
                 first others are kept.
             samples: number of samples of the step, for the progress of the job. None means the weight.
-            learning_rate: that of the update, >= 0. In a synchronous step, that of the lowest rank counts. None means
-                that of the job.
+            learning_rate: that of the update, >= 0. In a synchronous step, that of the lowest rank that gives one
+                counts. If no worker gives one, that of the job counts.
 
         Returns:
             The outcome. With backup workers, each server closes its own steps, and "accepted" means that at least one

@@ -22,6 +22,8 @@ from shoal.variables import Variable, variable_from_array
 
 _FORMAT = "shoal-optimizer-state"
 _UPDATES = "updates"
+# Digits of the largest number of updates: int() of a longer text is slow, or an error.
+_MOST_DIGITS = 16
 
 
 def imported(
@@ -131,7 +133,8 @@ def read_state(path: Path) -> OptimizerState:
     with SafetensorsFile(path) as source:
         count, arrays = source.metadata.get(_UPDATES, ""), source.arrays()
     named = all("/" in name for name in arrays)
-    if not (named and source.metadata.get("format") == _FORMAT and count.isascii() and count.isdecimal()):
+    counts = count.isascii() and count.isdecimal() and len(count) <= _MOST_DIGITS
+    if not (named and source.metadata.get("format") == _FORMAT and counts):
         raise errors.CorruptCheckpoint(
             f"{path} has no state of an optimizer; give a file of Checkpoints.export_state", file=str(path)
         )

@@ -13,10 +13,11 @@ import os
 # gRPC reads the variables when it is loaded; later they would only reach child processes, such as those of a program.
 if _unset := [it for it in (("GRPC_VERBOSITY", "NONE"), ("GRPC_ENABLE_FORK_SUPPORT", "0")) if it[0] not in os.environ]:
     os.environ.update(_unset)
-    import grpc  # noqa: F401 - for its effect
-
-    for _name, _ in _unset:
-        del os.environ[_name]
+    try:
+        import grpc  # noqa: F401 - for its effect
+    finally:
+        for _name, _ in _unset:
+            del os.environ[_name]
 
 from shoal._rpc.backoff import Backoff
 from shoal._rpc.call_limits import CallLimits

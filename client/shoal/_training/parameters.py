@@ -164,14 +164,18 @@ class ParameterClient:
         Raises:
             Fenced, UnknownJob, Unreachable: as for `pull`.
         """
-        for _ in range(_STATE_ATTEMPTS):
-            self.barrier()
-            pulled = {slot: self._puller.fetch_slot(self.step, slot) for slot in slots}
-            self.barrier()
-            every = [self._versions, *(it.versions for it in pulled.values())]
-            versions = {version for it in every for version in it.values()}
-            if len(versions) == 1:
-                break
+        of_values = self._versions  # gradients of the values that the caller has belong to these versions
+        try:
+            for _ in range(_STATE_ATTEMPTS):
+                self.barrier()
+                pulled = {slot: self._puller.fetch_slot(self.step, slot) for slot in slots}
+                self.barrier()
+                every = [self._versions, *(it.versions for it in pulled.values())]
+                versions = {version for it in every for version in it.values()}
+                if len(versions) == 1:
+                    break
+        finally:
+            self._versions = of_values
         return OptimizerState({slot: it.values for slot, it in pulled.items()}, min(versions))
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Gradients that are sent while the backward pass computes the others."""
 
 import queue
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -70,20 +70,30 @@ class BackwardSender:
         changed, self._changed = self._changed, False
         if pushed is None:
             return None
-        if changed or any(gradient._version != version for gradient, version in sent.values()):
-            self.enabled = False
-            self._ready.put(_ChangedError())
-        else:
-            for name, parameter in self._tensors.trained.items():
-                if name not in sent:
-                    self._ready.put((name, self._tensors.gradient(name, parameter)))
-            self._ready.put(None)
         try:
+            if changed or any(gradient._version != version for gradient, version in sent.values()):
+                self.enabled = False
+                self._ready.put(_ChangedError())
+            else:
+                self._send_others(sent.keys())
             return pushed.result()
         except _ChangedError:
             return None
         finally:
             self._ready = queue.SimpleQueue()
+
+    def _send_others(self, sent: Collection[str]) -> None:
+        """Sends the gradients that have not been sent, and the end."""
+        trained = self._tensors.trained
+        try:
+            others = [(name, self._tensors.gradient(name, it)) for name, it in trained.items() if name not in sent]
+            self._tensors.finish_copies()
+        except BaseException:
+            self._ready.put(_ChangedError())  # the push must not take gradients of the next step
+            raise
+        for item in others:
+            self._ready.put(item)
+        self._ready.put(None)
 
     def close(self) -> None:
         """Ends the push in progress, and the thread."""

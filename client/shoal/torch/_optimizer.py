@@ -38,7 +38,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     `param_groups` shows the learning rates. If a scheduler of PyTorch changes them, each step carries the rate, so it
     counts from the next step on. Schedulers of all workers are at the same step in synchronous mode; if they differ,
-    the rate of the lowest rank counts. A schedule of `shoal.optim` is on the servers, and in checkpoints.
+    the rate of the lowest rank that has changed it counts. A schedule of `shoal.optim` is on the servers, and in
+    checkpoints.
 
     Args:
         model: the module. Its values are the initial ones if this process starts the job.
@@ -74,7 +75,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         **options: Any,
     ) -> None:
         self._model = model
-        self._metrics: dict[str, float] = {}  # of the next step
+        self._metrics: dict[str, float] = {}  # of the next push
+        self._pushed_metrics: dict[str, float] = {}  # of the push in progress
         self.model_session = session(
             model,
             optimizer,
@@ -137,14 +139,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise
         self._pushed_rate = rate
         if self._sender.finish() is None:
+            self._take_metrics()
             self._push(None)
-        self._metrics = {}
+        self._pushed_metrics = {}
         self.model_session.pull_into(self._model)
         self._show_rates()
         return loss
 
     def report(self, **metrics: float) -> None:
-        """Adds metrics to those that the next step reports, for example `optimizer.report(loss=loss.item())`."""
+        """Adds metrics to those that the next push reports, for example `optimizer.report(loss=loss.item())`.
+
+        The push of a step can begin with the backward pass. Then metrics that are added after it count for the step
+        that follows.
+        """
         self._metrics.update(metrics)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -228,8 +235,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _push(self, gradients: Any) -> PushResult:
         return self.model_session.push_from(
-            self._model, gradients=gradients, metrics=self._metrics, learning_rate=self._pushed_rate
+            self._model, gradients=gradients, metrics=self._pushed_metrics, learning_rate=self._pushed_rate
         )
+
+    def _take_metrics(self) -> None:
+        """Lets the push that begins report the metrics, besides those of a push that ended without a result."""
+        self._pushed_metrics, self._metrics = {**self._pushed_metrics, **self._metrics}, {}
 
     # Learning rates.
 
@@ -245,6 +256,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ]
 
     def _begin_push(self) -> None:
+        self._take_metrics()
         with suppress(errors.InvalidOptimizer):  # `step` raises it
             self._pushed_rate = self._own_rate()
 

@@ -41,19 +41,27 @@ class ModelTensors:
         self._model, self._rule = model, buffers
         self.parameters = dict(model.named_parameters())
         self.trained = {name: it for name, it in self.parameters.items() if it.requires_grad}
-        self.buffers = {} if buffers == "local" else {name: it for name, it in _buffers(model) if _is_shared(it)}
-        for name, tensor in [*self.parameters.items(), *self.buffers.items()]:
+        shared = [] if buffers == "local" else [(name, it) for name, it in _buffers(model) if _is_shared(it)]
+        self._buffers = [name for name, _ in shared]
+        for name, tensor in [*self.parameters.items(), *shared]:
             _check(name, tensor)
         self._zeros: dict[str, np.ndarray] = {}  # gradients of parameters that have none
         self._staging: dict[str, torch.Tensor] = {}  # pinned memory for tensors on GPUs
         self._gpus: set[torch.device] = set()
 
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The shared buffers. A call such as `model.cuda()` puts others in their places."""
+        now = dict(self._model.named_buffers()) if self._buffers else {}
+        return {name: now[name] for name in self._buffers}
+
     def variables(self) -> dict[str, Variable]:
         """Returns the variables of the job, with the present values of the module."""
-        arrays = {name: self._array(name, it) for name, it in [*self.parameters.items(), *self.buffers.items()]}
-        self._finish_copies()
+        buffers = self.buffers
+        arrays = {name: self._array(name, it) for name, it in [*self.parameters.items(), *buffers.items()]}
+        self.finish_copies()
         found = {name: Variable.of(arrays[name], trainable=it.requires_grad) for name, it in self.parameters.items()}
-        for name, it in self.buffers.items():
+        for name, it in buffers.items():
             rule: Literal["mean", "last"] = "mean" if self._rule == "mean" and it.is_floating_point() else "last"
             found[name] = Variable.of(arrays[name], trainable=False, aggregation=rule)
         return found
@@ -63,13 +71,16 @@ class ModelTensors:
 
         Raises:
             BadRequest: no parameter has a gradient.
-            InvalidVariable: the module has a new parameter, or has lost one.
+            InvalidVariable: the module has another parameter, or has lost one.
         """
-        if len([*self._model.parameters()]) != len(self.parameters):
-            new = [name for name, _ in self._model.named_parameters() if name not in self.parameters]
+        now = dict(self._model.named_parameters())
+        if now.keys() != self.parameters.keys() or any(now[name] is not it for name, it in self.parameters.items()):
+            new = [name for name, it in now.items() if self.parameters.get(name) is not it]
+            lost = [name for name in self.parameters if name not in now]
             raise errors.InvalidVariable(
-                f"the module has other parameters than when the job began (new: {_shown(new)}); add all parameters "
-                "before the optimizer or the session, and start another job for the changed module"
+                f"the module has other parameters than when the job began (new: {_shown(new)}; missing: "
+                f"{_shown(lost)}); change the module before the optimizer or the session is made, and start another "
+                "job for the changed module"
             )
         if all(it.grad is None for it in self.trained.values()):
             raise errors.BadRequest("no parameter has a gradient; call loss.backward() before each step")
@@ -83,11 +94,11 @@ class ModelTensors:
             InvalidGradient: a gradient is sparse.
         """
         found = {name: self.gradient(name, it) for name, it in self.trained.items()}
-        self._finish_copies()
+        self.finish_copies()
         return found
 
     def gradient(self, name: str, parameter: torch.Tensor) -> np.ndarray:
-        """Returns the gradient of one parameter; see `gradients`."""
+        """Returns the gradient of one parameter; see `gradients`. One on a GPU is valid after `finish_copies`."""
         if parameter.grad is None:
             if name not in self._zeros:
                 self._zeros[name] = np.zeros(parameter.shape, _dtype(parameter.dtype))
@@ -103,7 +114,7 @@ class ModelTensors:
     def updates(self) -> dict[str, np.ndarray] | None:
         """Returns the values of the shared buffers; None if there are none."""
         found = {name: self._array(name, it) for name, it in self.buffers.items()}
-        self._finish_copies()
+        self.finish_copies()
         return found or None
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
@@ -112,7 +123,7 @@ class ModelTensors:
         Args:
             values: new arrays, which nobody else changes, by name.
         """
-        self._finish_copies()  # the pinned memory of the last values is used again
+        self.finish_copies()  # the pinned memory of the last values is used again
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 if _can_take_memory(parameter):
@@ -129,7 +140,7 @@ class ModelTensors:
         target.copy_(source, non_blocking=True)
 
     def _array(self, name: str, tensor: torch.Tensor) -> np.ndarray:
-        """Returns an array with the values of a tensor. After copies from a GPU, call `_finish_copies`."""
+        """Returns an array with the values of a tensor. After copies from a GPU, call `finish_copies`."""
         tensor = tensor.detach()
         if tensor.is_cuda:
             tensor = self._pinned(name, tensor).copy_(tensor, non_blocking=True)
@@ -137,12 +148,14 @@ class ModelTensors:
 
     def _pinned(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns pinned memory for the values of a tensor on a GPU."""
-        if name not in self._staging:
-            self._staging[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._gpus.add(tensor.device)
-        return self._staging[name]
+        self._gpus.add(tensor.device)
+        found = self._staging.get(name)
+        if found is None or (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
+            found = self._staging[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return found
 
-    def _finish_copies(self) -> None:
+    def finish_copies(self) -> None:
+        """Waits for the copies from and to GPUs."""
         for gpu in self._gpus:
             torch.cuda.synchronize(gpu)
 

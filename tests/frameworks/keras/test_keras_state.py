@@ -17,6 +17,8 @@ CASES = [
     ("tensorflow", "adam"),
 ]
 BOUNDS = {"sgd": 1e-12, "momentum": 1e-12, "nesterov": 1e-12, "adam": 1e-10, "adamw": 1e-10}
+# Keras on TensorFlow rounds numbers such as 0.999 to float32, and then computes in float64.
+TENSORFLOW_BOUND = 1e-5
 
 
 def environ(backend: str) -> dict[str, str]:
@@ -31,7 +33,7 @@ def test_keras_a_job_and_keras_train_in_turn(
         pytest.skip(f"{backend} is not installed")
     arguments = [sys.executable, str(PROGRAM), optimizer, client.address, str(tmp_path)]
     farthest, after_job, at_end = subprocess.check_output(arguments, env=environ(backend), timeout=110).split()
-    assert float(farthest) <= BOUNDS[optimizer]
+    assert float(farthest) <= (TENSORFLOW_BOUND if backend == "tensorflow" else BOUNDS[optimizer])
     assert (int(after_job), int(at_end)) == (40, 60)
 
 

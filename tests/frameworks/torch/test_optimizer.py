@@ -267,10 +267,14 @@ class TestHabits:
 
         assert farthest(ending(loads=False), ending(loads=True)) == 0
 
-    def test_metrics_reach_the_job(self, client: shoal.Client) -> None:
+    @pytest.mark.parametrize("when", ["before", "after"])
+    def test_metrics_reach_the_job(self, client: shoal.Client, when: str) -> None:
         model, job = network(), name()
         with shoal.torch.DistributedOptimizer(model, optim.SGD(0.1), job=job, client=client) as it:
-            it.report(loss=2.5)
+            if when == "before":
+                it.report(loss=2.5)
+            else:  # the backward pass has begun to push, so the next step reports it
+                alone(model, it, 1, before=lambda _: it.report(loss=2.5))
             alone(model, it, 1)
         reports = [it for it in client.job(job).events() if isinstance(it, MetricsReported)]
         assert [it.values["loss"] for it in reports if it.values] == [2.5]
@@ -281,6 +285,14 @@ class TestIsRefused:
     def make(client: shoal.Client, model: nn.Module, optimizer: Any = None, **options: Any) -> Any:
         given = optimizer or optim.SGD(0.1)
         return shoal.torch.DistributedOptimizer(model, given, job=name(), client=client, **options)
+
+    def test_a_parameter_in_the_place_of_another_one(self, client: shoal.Client) -> None:
+        model = network()
+        with self.make(client, model) as it:
+            model[2] = nn.Linear(16, CLASSES).double()
+            loss_of(model, *batch(0)).backward()
+            with pytest.raises(errors.InvalidVariable, match=r"new: 2\.weight, 2\.bias; missing: none"):
+                it.step()
 
     def test_a_parameter_that_appears_later(self, client: shoal.Client) -> None:
         model = network()

@@ -3,8 +3,8 @@
 // The macros STORED, WIDE and WIDTH are set by channels_on_gpu.py. Elements are stored as float, double, Half or Bfloat16,
 // and computed in float, or double for double. A thread loads WIDTH adjacent channels at once; WIDTH divides `channels`.
 //
-// A sum is the same to the bit on every run and on every GPU: the shape alone decides which thread adds which rows, and
-// in which order. A thread adds its rows in the computing type, and all later sums are in double.
+// A sum is the same to the bit on every run: the shape, the type and the alignment of a matrix, and nothing of the GPU,
+// decide which thread adds which rows, and in which order. A thread adds its rows in the computing type, and all later sums are in double.
 
 typedef unsigned short Bits;
 
