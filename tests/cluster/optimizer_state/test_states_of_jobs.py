@@ -13,7 +13,7 @@ import shoal
 from shoal import optim
 from shoal.optim import OptimizerState
 from support.clusters.local import local_cluster
-from support.optimizer_states import same_arrays, same_state
+from support.training.optimizer_states import same_arrays, same_state
 from support.waiting import wait_until
 
 STEPS = 5

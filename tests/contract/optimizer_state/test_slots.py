@@ -11,7 +11,7 @@ from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from support.clusters.shard_servers import ShardServers
-from support.optimizer_states import same_state
+from support.training.optimizer_states import same_state
 
 DRAW = np.random.default_rng(0)
 SHAPES = {"split": (30, 4), "w": (5,), "half": (6,), "scalar": ()}

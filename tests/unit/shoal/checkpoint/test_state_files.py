@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from shoal import errors, optim
 from shoal.checkpoints import Checkpoints
 from shoal.optim import OptimizerState
-from support.optimizer_states import same_state
+from support.training.optimizer_states import same_state
 
 VALUES = {"w": np.arange(6.0).reshape(2, 3), "layers/0/b": np.ones(2, np.float32), "n": np.arange(2)}
 SLOTS = {
