@@ -1,7 +1,6 @@
 """Workers that are killed within an epoch: no sample is missed. Those of a `DistributedSampler` are lost."""
 
 import itertools
-import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -26,14 +25,6 @@ from support.training import torch_reader
 DEATHS = run_lengths.runs(3, 20)
 SAMPLES = 600 * DEATHS
 MODES = {"asynchronous": shoal.Asynchronous(), "synchronous": shoal.Synchronous()}
-
-
-@pytest.fixture(scope="module")
-def forks() -> ForkServerContext:
-    """Starts processes that have PyTorch already: its import takes seconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.utils.data", "shoal.torch"])
-    return context
 
 
 class Readers:
