@@ -209,6 +209,11 @@ class Session(DataAccess):
             return result
 
     @property
+    def overlap(self) -> bool:
+        """Whether pulls and pushes run while the loop computes: the job has `overlap`, and a mode that allows it."""
+        return self._parameters.overlap
+
+    @property
     def updates(self) -> int:
         """Number of updates that the values of the last pull had received: that of the shard with the fewest."""
         return self._parameters.updates

@@ -75,6 +75,11 @@ class Pipeline:
         return self._parameters.step
 
     @property
+    def overlap(self) -> bool:
+        """Whether calls overlap with computation."""
+        return self._thread is not None
+
+    @property
     def variables(self) -> Mapping[str, Variable]:
         """The variables of the job, by name."""
         return self._parameters.servers.packer.variables

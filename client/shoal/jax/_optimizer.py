@@ -1,6 +1,7 @@
 """An optimizer for loops in JAX, whose updates the servers of a cluster compute."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal
 
@@ -32,6 +33,8 @@ class DistributedOptimizer:
         client: the client to use, which stays open. None opens one.
         worker: see `shoal.Client.session`.
         on_error: see `shoal.Client.session`.
+        optimizer_state: the state that the optimizer of a new job goes on from, such as moments of Optax. Each worker
+            gives the same.
         options: see `shoal.Client.session`.
 
     Raises:
@@ -53,14 +56,21 @@ class DistributedOptimizer:
         client: Client | None = None,
         worker: str = "",
         on_error: Literal["leave", "fail"] = "leave",
+        optimizer_state: optim.OptimizerState | None = None,
         **options: Any,
     ) -> None:
         check_optimizer(optimizer, "optax.adamw(1e-3) is shoal.optim.AdamW(1e-3, weight_decay=1e-4)")
-        given = {"optimizer": optimizer, "worker": worker, "on_error": on_error, **options}
+        given = {"worker": worker, "on_error": on_error, "optimizer_state": optimizer_state, **options}
+        variables = trained_part(model)
         self.session: Session
-        self.session, self._owned = open_session(trained_part(model), job=job, address=address, client=client, **given)
-        self._end = ScriptEnd(self.close)
-        self.pull(model)
+        self.session, self._owned = open_session(
+            variables, job=job, address=address, client=client, optimizer=optimizer, **given
+        )
+        with ExitStack() as failing:
+            failing.push(self.__exit__)
+            self._end = ScriptEnd(self.close)
+            self.pull(model)
+            failing.pop_all()
 
     def update(
         self, model: Any, gradients: Any, *, weight: float = 1.0, metrics: Mapping[str, float] | None = None

@@ -28,6 +28,7 @@ class BackwardSender:
         tensors: the parameters.
         push: pushes pairs of name and array, on a thread of this sender.
         begin: called on the thread of the backward pass before a push begins.
+        enabled: whether to send anything during the backward pass.
     """
 
     def __init__(
@@ -35,6 +36,8 @@ class BackwardSender:
         tensors: ModelTensors,
         push: Callable[[Iterable[tuple[str, np.ndarray]]], PushResult],
         begin: Callable[[], object] = bool,
+        *,
+        enabled: bool = True,
     ) -> None:
         self._tensors, self._push, self._begin = tensors, push, begin
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="push")
@@ -42,7 +45,7 @@ class BackwardSender:
         self._sent: dict[str, tuple[torch.Tensor, int]] = {}  # by name, the gradient and its version when it was sent
         self._pushed: Future[PushResult] | None = None
         self._changed = False  # whether a second backward pass has changed a gradient that was sent
-        self.enabled = True
+        self.enabled = enabled
         self._hooks = [it.register_post_accumulate_grad_hook(self._hook(name)) for name, it in tensors.trained.items()]
 
     def cancel(self) -> None:

@@ -46,6 +46,9 @@ class DataLoader:
     gets fewer, and the ranges of a worker that is lost go to the others. Give the number of epochs and the batch size
     to the optimizer or session (`epochs`, `batch_size`). The weight of each push is the number of samples of the batch.
 
+    Take the step of a batch before you take the next batch: the push says which samples were trained on. A loop that
+    takes batches ahead needs a plain `torch.utils.data.DataLoader` with a sampler.
+
     Args:
         dataset: a data set with a length, whose samples have numbers.
         batch_size: samples of a batch: that of the job. None means that, too.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Literal
 
@@ -90,13 +90,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
             **options,
         )
         self._spec = optimizer
-        super().__init__(self._groups(), {"lr": optimizer.rate(0)})
-        self._rates = [group["lr"] for group in self.param_groups]  # those of the job
-        self._pushed_rate: float | None = None  # of the push in progress; None means that of the job
-        self._sender = BackwardSender(self.model_session.tensors, self._push, self._begin_push)
+        with ExitStack() as failing:
+            failing.push(self.model_session)
+            super().__init__(self._groups(), {"lr": optimizer.rate(0)})
+            self._rates = [group["lr"] for group in self.param_groups]  # those of the job
+            self._pushed_rate: float | None = None  # of the push in progress; None means that of the job
+            # With overlap, a push may still read arrays that are given one by one when the next backward pass begins.
+            self._sender = BackwardSender(
+                self.model_session.tensors, self._push, self._begin_push, enabled=not self.session.overlap
+            )
+            failing.callback(self._sender.close)
+            self.model_session.pull_into(model)
+            self._show_rates()
+            failing.pop_all()
         self._closed, self._end = False, ScriptEnd(self.close)
-        self.model_session.pull_into(model)
-        self._show_rates()
 
     @property
     def session(self) -> Session:

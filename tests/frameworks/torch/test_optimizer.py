@@ -232,6 +232,20 @@ class TestHabits:
             with pytest.raises(errors.InvalidOptimizer, match="by different factors"):
                 alone(model, it, 1)
 
+    def test_with_overlap_gradients_may_change_while_they_are_sent(self, client: shoal.Client) -> None:
+        model, steps = nn.Linear(1000, 100, bias=False, dtype=torch.float64), 40
+        nn.init.zeros_(model.weight)
+        options = {"consistency": shoal.Asynchronous(), "overlap": True, "client": client}
+        with shoal.torch.DistributedOptimizer(model, optim.SGD(1.0), job=name(), **options) as it:
+            assert it.session.overlap
+            for step in range(steps):
+                (-step * model.weight.sum()).backward()
+                it.step()
+                it.zero_grad(set_to_none=False)
+            it.session.settle()
+            it.model_session.pull_into(model)
+        assert (model.weight == sum(range(steps))).all()
+
     def test_a_closure_gives_the_loss(self, client: shoal.Client) -> None:
         model = network()
 
