@@ -23,6 +23,8 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
 # Those whose updates depend on the number of updates of each parameter.
 _COUNTING = {"Adam", "AdamW"}
 _STEP = "step"
+# Settings of a group without which PyTorch has no such state.
+_OPTIONAL = {"momentum_buffer": "momentum", "grad_avg": "centered", "max_exp_avg_sq": "amsgrad"}
 
 
 def optimizer_state(
@@ -79,7 +81,8 @@ def state_dict_for(state: OptimizerState, optimizer: torch.optim.Optimizer, mode
         The state, with the groups and settings of the optimizer. The tensors are copies.
 
     Raises:
-        InvalidOptimizer: the optimizer has other slots, or lacks a parameter that the state has.
+        InvalidOptimizer: the optimizer has other slots, also because of a setting such as `momentum`, or lacks a
+            parameter that the state has.
     """
     keys, names = _keys_of(optimizer), _names(optimizer, model)
     if unknown := sorted(state.slots.keys() - keys.keys()):
@@ -87,6 +90,14 @@ def state_dict_for(state: OptimizerState, optimizer: torch.optim.Optimizer, mode
             f"the job has the slots {', '.join(unknown)}, which {type(optimizer).__name__} of PyTorch does not have; "
             "give the optimizer that computes what the job does"
         )
+    kept = {keys[slot] for slot in state.slots}
+    for key, setting in _OPTIONAL.items():
+        if any(bool(group.get(setting)) != (key in kept) for group in optimizer.param_groups):
+            has, must = ("the", "set") if key in kept else ("no", "off")
+            raise errors.InvalidOptimizer(
+                f"the job has {has} slot {key}, so {setting} of the optimizer must be {must} in all groups; give the "
+                "optimizer that computes what the job does"
+            )
     known = {*names.values()}
     if missing := sorted({name for arrays in state.slots.values() for name in arrays} - known):
         raise errors.InvalidOptimizer(

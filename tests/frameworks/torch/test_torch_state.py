@@ -245,7 +245,15 @@ class TestPure:
             state_dict_for(state, torch.optim.Adagrad(model.parameters()), model)
         lacking = optim.OptimizerState({"momentum_buffer": {"0.weight": np.zeros(1), "2.bias": np.zeros(1)}})
         with pytest.raises(errors.InvalidOptimizer, match=r"lacks parameters that the job trains: 0\.weight; "):
-            state_dict_for(lacking, torch.optim.SGD(model[2].parameters(), 0.1), model)
+            state_dict_for(lacking, torch.optim.SGD(model[2].parameters(), 0.1, momentum=0.9), model)
+        for plain, said in [
+            (torch.optim.SGD(model.parameters(), 0.1), "has the slot momentum_buffer, so momentum"),
+            (torch.optim.RMSprop(model.parameters(), momentum=0.9, centered=True), "no slot grad_avg, so centered"),
+            (torch.optim.Adam(model.parameters(), amsgrad=True), "no slot max_exp_avg_sq, so amsgrad"),
+        ]:
+            slots = {"momentum_buffer": {}} if "momentum" in plain.defaults else {"exp_avg": {}, "exp_avg_sq": {}}
+            with pytest.raises(errors.InvalidOptimizer, match=said):
+                state_dict_for(optim.OptimizerState(slots), plain, model)
 
 
 def test_a_state_of_another_optimizer_is_refused_before_the_job_starts(client: shoal.Client) -> None:
