@@ -11,7 +11,8 @@ from shoal._system import load
 
 load("keras", "shoal.keras", extra="keras3")
 
-from shoal.keras._optimizer import DistributedOptimizer  # noqa: E402 - after the check, which says what to install
+from shoal.keras._metrics import ReportMetrics  # noqa: E402 - after the check, whose error says what to install
+from shoal.keras._optimizer import DistributedOptimizer  # noqa: E402
 from shoal.keras._state import load_optimizer_state, optimizer_state  # noqa: E402
 
-__all__ = ["DistributedOptimizer", "load_optimizer_state", "optimizer_state"]
+__all__ = ["DistributedOptimizer", "ReportMetrics", "load_optimizer_state", "optimizer_state"]

@@ -66,6 +66,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         self._options = {"worker": worker, "on_error": on_error, **options}
         # A function, because Keras tracks the variables of attributes.
         self._begins_with: Callable[[], Any] = lambda: optimizer_state
+        self._metrics: Callable[[], dict[str, float]] = dict  # of the next push
         self._owned = ExitStack()
         self._session: Session | None = None
         self._end: ScriptEnd | None = None
@@ -103,6 +104,10 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
                 variable.assign(value)
             self.iterations.assign(self.session.updates)
 
+    def report(self, **metrics: float) -> None:
+        """Sets the metrics that the next push reports, for example `optimizer.report(loss=0.3)`."""
+        self._metrics = lambda: metrics
+
     def copy_state_to(self, optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
         """Puts the state of the job into an optimizer of Keras, which then goes on without Shoal.
 
@@ -135,7 +140,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
         def exchange(*gradients: Any) -> tuple[np.ndarray, ...]:
             arrays = [np.asarray(it) for it in gradients]
-            self.session.push({it.path: array for it, array in zip(variables, arrays, strict=True)})
+            pushed = {it.path: array for it, array in zip(variables, arrays, strict=True)}
+            self.session.push(pushed, metrics=self._metrics())
             return self._pulled(variables)
 
         backend = keras.config.backend()

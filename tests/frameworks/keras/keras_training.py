@@ -32,8 +32,8 @@ def main(workers: int, rank: int, address: str, job: str, path: str) -> None:
         rows = slice(rank * BATCH // workers, (rank + 1) * BATCH // workers)
         x, y = x[:, rows], y[:, rows]
     model.compile(optimizer, loss="mse")
-    size = x.shape[1]
-    model.fit(x.reshape(-1, 6), y.reshape(-1, 1), batch_size=size, epochs=3, shuffle=False, verbose=0)
+    fitting: dict[str, Any] = {"batch_size": x.shape[1], "epochs": 3, "shuffle": False, "verbose": 0}
+    model.fit(x.reshape(-1, 6), y.reshape(-1, 1), callbacks=[shoal.keras.ReportMetrics()], **fitting)
     np.savez(path, *model.get_weights())
     print("jitted" if getattr(model, "jit_compile", False) else "eager", optimizer.iterations.numpy())
 
