@@ -235,7 +235,7 @@ class TestHabits:
     def test_with_overlap_gradients_may_change_while_they_are_sent(self, client: shoal.Client) -> None:
         model, steps = nn.Linear(1000, 100, bias=False, dtype=torch.float64), 40
         nn.init.zeros_(model.weight)
-        options = {"consistency": shoal.Asynchronous(), "overlap": True, "client": client}
+        options: dict[str, Any] = {"consistency": shoal.Asynchronous(), "overlap": True, "client": client}
         with shoal.torch.DistributedOptimizer(model, optim.SGD(1.0), job=name(), **options) as it:
             assert it.session.overlap
             for step in range(steps):

@@ -4,6 +4,7 @@ After four steps, rank 0 takes the checkpoint that the same call goes on from.
 """
 
 import time
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +26,8 @@ def train(address: str, job: str, stop: int, path: str) -> None:
     x = torch.randn(SAMPLES, 4, dtype=torch.double)
     data = TensorDataset(x, torch.sin(x.sum(1, keepdim=True)))
     given = optim.AdamW(optim.CosineLR(0.05, STEPS), weight_decay=0.01, clip_norm=1.0)
-    options = {"workers": 2, "restore": "auto", "batch_size": BATCH, "range_size": 15, "epochs": EPOCHS, "seed": 3}
+    data_options = {"batch_size": BATCH, "range_size": 15, "epochs": EPOCHS, "seed": 3}
+    options: dict[str, Any] = {"workers": 2, "restore": "auto", **data_options}
     with (
         open(path, "a", encoding="utf-8") as curve,
         Client(address) as client,
