@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from shoal import data as sources
-from shoal import errors
+from shoal import errors, optim
 from shoal._checkpoint import Manifest
+from shoal._checkpoint.imports import state_pieces
 from shoal._checkpoint.manifest import sum_of
 from shoal._checkpoint.tensors import decode_entry, decode_header, encode_header, header_bytes
 from shoal.checkpoints import Checkpoints
@@ -207,6 +208,22 @@ def _import_tensors(path: Path) -> None:
     checkpoints.remove(str(found))
 
 
+def _state_seeds() -> list[bytes]:
+    slots = {slot: {"w": np.ones((2, 3), np.float32), "b/0": np.zeros(())} for slot in ("exp_avg", "exp_avg_sq")}
+    return [b"".join(state_pieces(optim.OptimizerState(slots, 7)))]
+
+
+def _import_state(path: Path) -> None:
+    checkpoints, values = Checkpoints(path.with_name("imported")), path.with_name("values")
+    values.write_bytes(
+        encode_header([("w", np.dtype(np.float32), (2, 3)), ("b/0", np.dtype(np.float64), ())]) + bytes(32)
+    )
+    given: dict[str, Any] = {"optimizer": optim.Adam(0.1), "optimizer_state": path}
+    found = str(checkpoints.import_file(values, JOB, **given))
+    checkpoints.optimizer_state(found)
+    checkpoints.remove(found)
+
+
 def _read_weights(path: Path) -> None:
     if not path.read_bytes().startswith(b"\x89HDF"):  # h5py's own decoder is in C, and not ours to fuzz
         read_arrays(path)
@@ -221,6 +238,7 @@ def targets() -> list[Target]:
     return [
         Files("manifests", _manifest_seeds, _use_manifest, _renamed),
         Files("safetensors", _tensor_seeds, _import_tensors),
+        Files("optimizer_states", _state_seeds, _import_state),
         SimpleTarget("tensor_entries", lambda: [b"F32 40,30 value/0/kernel", b"I64  value/0/n"], _decode_entry),
         Files("idx", _idx_seeds, _read_idx),
         Files("npz", _array_seeds, lambda path: _all(sources.Arrays(str(path)))),
