@@ -18,6 +18,7 @@ from support import run_lengths
 from support.faults.killable_role import KillableRole, heard_from
 from support.faults.killable_roles import Nursery
 from support.run_lengths import count_runs
+from support.waiting import stop_process
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
@@ -112,7 +113,7 @@ def test_survivors_go_on_without_a_stopped_process(nursery: Nursery, coordinator
             for process in processes:
                 steps.check_next(process)
             stopped = processes.pop(number % WORKERS)
-            os.kill(stopped.pid, signal.SIGSTOP)
+            stop_process(stopped.pid)
             began = time.monotonic()
             steps.check_until(processes, WORKERS - 1)
             waited = time.monotonic() - began

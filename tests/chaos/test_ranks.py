@@ -12,6 +12,7 @@ from support import run_lengths
 from support.faults.killable_role import KillableRole
 from support.faults.killable_roles import Nursery
 from support.run_lengths import count_runs
+from support.waiting import stop_process
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
@@ -60,7 +61,7 @@ def test_a_stopped_rank(nursery: Nursery, way: dict[str, Any]) -> None:
             for process in ranks:
                 assert process.hear() == "ready"
             stopped = ranks[lost := lost % RANKS]
-            os.kill(stopped.pid, signal.SIGSTOP)
+            stop_process(stopped.pid)
             counted.passes(check_survivors(ranks, lost, time.monotonic()))
             assert not nursery.segments()
             os.kill(stopped.pid, signal.SIGCONT)

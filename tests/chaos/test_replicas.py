@@ -23,7 +23,7 @@ from support import run_lengths
 from support.clusters.local import Mended
 from support.training.exact_training import ExactTraining, chosen, exact_training
 from support.training.old_view import old_view
-from support.waiting import wait_until
+from support.waiting import stop_process, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
@@ -270,7 +270,7 @@ def test_a_stopped_primary_answers_nothing_when_it_goes_on(cluster: shoal.LocalC
             with old_view(client, old) as reader, old_view(client, old, "idle", idle.step) as writer:
                 for view in (reader, writer):
                     view.pull()  # opens the connections
-                os.kill(process.pid, signal.SIGSTOP)
+                stop_process(process.pid)
                 stopped_at = time.monotonic()
                 gaps.append(training.wait_for_pushes(stopped_at))
                 assert gaps[-1] < HEALED_WITHIN_S
