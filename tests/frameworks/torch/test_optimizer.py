@@ -31,49 +31,8 @@ from support.torch_training import (
 STEPS = 50
 
 
-def groups(model: nn.Module) -> list[dict[str, Any]]:
-    weights = [it for name, it in model.named_parameters() if not name.endswith("bias")]
-    biases = [it for name, it in model.named_parameters() if name.endswith("bias")]
-    return [{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 2e-2, "weight_decay": 0.0}]
-
-
-class TestTwoSynchronousWorkersEqualOneProcess:
-    @pytest.mark.parametrize(
-        ("given", "plain", "bound"),
-        [
-            (optim.SGD(0.1), lambda it: torch.optim.SGD(it, 0.1), 1e-12),
-            (optim.Momentum(0.1, momentum=0.9), lambda it: torch.optim.SGD(it, 0.1, momentum=0.9), 1e-12),
-            (optim.Adam(1e-2), lambda it: torch.optim.Adam(it, 1e-2), 1e-10),
-        ],
-        ids=["sgd", "momentum", "adam"],
-    )
-    def test_with(self, client: shoal.Client, given: optim.Optimizer, plain: Callable[..., Any], bound: float) -> None:
-        model = network()
-        wanted = arrays(alone(model, plain(model.parameters()), STEPS))
-        for found in trained(client, given, STEPS):
-            assert farthest(wanted, found) <= bound
-
-    def test_with_groups_a_schedule_and_clipping(self, client: shoal.Client) -> None:
-        rates = optim.CosineLR(1e-2, steps=STEPS)
-        given = optim.AdamW(
-            rates,
-            weight_decay=0.1,
-            clip_norm=0.2,
-            groups=[optim.VariableGroup("*bias", rate=2.0, weight_decay=0.0)],
-        )
-        model = network()
-        optimizer = torch.optim.AdamW(groups(model), 1e-2)
-
-        def before(step: int) -> None:
-            nn.utils.clip_grad_norm_(model.parameters(), 0.2)
-            for group, factor in zip(optimizer.param_groups, (1.0, 2.0), strict=True):
-                group["lr"] = rates.rate(step) * factor
-
-        wanted = arrays(alone(model, optimizer, STEPS, before))
-        for found in trained(client, given, STEPS):
-            assert farthest(wanted, found) <= 1e-10
-
-    def test_when_gradients_accumulate_or_change_after_the_backward_pass(self, client: shoal.Client) -> None:
+class TestGradients:
+    def test_that_accumulate_or_change_after_the_backward_pass(self, client: shoal.Client) -> None:
         """They were sent during the backward pass, so they are sent again."""
 
         def doubled(model: nn.Module) -> None:
