@@ -28,7 +28,7 @@ from shoal import _tracing, errors
 from shoal._checkpoint import Catalogue, CheckpointStorage, no_storage_message
 from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, copy_effects, shard_effects, worker_effects
 from shoal_coordinator.effects.effect_queues import queue_of, take_batch
-from shoal_coordinator.effects.failures import AWAY, failure_of
+from shoal_coordinator.effects.failures import failure_of, loses_shards
 from shoal_coordinator.effects.parallel_calls import ServerSilent
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.effects.server_channels import CredentialsFor, ServerChannels, no_credentials
@@ -301,7 +301,7 @@ class EffectRunner:
                 return events.CheckpointFailed(effect.job, text, shards_lost, effect=effect.number)
             case CreateShards() if isinstance(error, errors.StorageFailed):
                 return events.RestoreDeferred(effect.job, text, effect=effect.number)
-        lost = isinstance(error, AWAY)
+        lost = loses_shards(effect, error)
         return events.EffectFailed(effect.job, f"{failure.what}: {text}", lost, effect=effect.number)
 
     def _traced(self, effect: Effect, kind: str) -> _tracing.Span:

@@ -24,10 +24,9 @@ from shoal_coordinator.messages import (
 )
 
 # The errors of an effect after which its job restarts. A server that returns one of `SHARDS_LOST` is alive but lacks
-# the job's shards; the job restarts after any effect. `Moved` means that it does not have the copy that it should
-# have. The other two errors mean that the server cannot be reached, or
-# that its heartbeat timeout has expired (`Cancelled`). The job then restarts only if it cannot continue without the
-# effect. It can continue without a checkpoint.
+# the job's shards; the job restarts after any effect. `Moved`: the server lacks a copy that the coordinator counts on.
+# The other two errors mean that the server cannot be reached, or that its heartbeat timeout has expired (`Cancelled`).
+# The job then restarts only if it cannot continue without the effect. It can continue without a checkpoint.
 AWAY = (*errors.SHARDS_LOST, errors.Moved, errors.Unreachable, errors.Cancelled)
 
 
@@ -77,6 +76,14 @@ def failure_of(effect: Effect, error: Exception) -> Failure:
     return Failure(_what(effect), tuple(it.member for it in servers), _advice(effect, error))
 
 
+def loses_shards(effect: Effect, error: Exception) -> bool:
+    """Returns whether an effect that has failed leaves its job without shards: it restarts, and does not fail.
+
+    A backup that cannot become the primary is as good as lost, whatever the reason is.
+    """
+    return isinstance(error, AWAY) or isinstance(effect, Promote)
+
+
 def _what(effect: Effect) -> str:
     return _WHAT[type(effect)].format(effect)
 
@@ -89,9 +96,9 @@ def _advice(effect: Effect, error: Exception) -> str:
             return "training continues. If the next checkpoint fails too, check the checkpoint storage and the servers"
         case CreateShards() if isinstance(error, errors.StorageFailed):
             return "the job waits, and this is tried again; check that the checkpoint storage can be read"
-    if isinstance(error, AWAY):
+    if loses_shards(effect, error):
         return "the job restarts if it needs this; see `shoal status` for lost servers, and start them again"
     return "the job fails; remove the reason, and submit it again"
 
 
-__all__ = ["AWAY", "Failure", "failure_of"]
+__all__ = ["AWAY", "Failure", "failure_of", "loses_shards"]

@@ -136,6 +136,12 @@ class JobMachine(JobView):
         """Records that all servers have admitted workers, by assignment; see `JobStartup.admitted`."""
         self._startup.admitted(steps, now)
 
+    def copied(self, group: int, term: int, now: float) -> list[Effect]:
+        """Records that a copy is complete, as `CopyMachine.made` does. Begins to run if the job has waited for it."""
+        effects = self.copies.made(group, term, now)
+        self._startup.run_when_ready(now)
+        return effects
+
     def lease(self, worker: str, done: int, now: float, samples: int = 0) -> Lease | NoRange:
         """Leases the next range to a worker.
 

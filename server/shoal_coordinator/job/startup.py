@@ -234,10 +234,15 @@ class JobStartup:
         return JoinResult(state, spec, ready, placement, rank, step, assign_values, restored)
 
     def run_when_ready(self, now: float) -> None:
-        """Begins to run, if the shards have their values and enough workers are present, all of whom may train."""
-        plan, placing = self._plan, self._lifecycle.state is JobState.PLACING
-        if placing and plan.created and self._worker_group.admitted and not plan.lacks_values:
+        """Begins to run, if the shards have their values and copies, and enough workers are present and may train."""
+        placing = self._lifecycle.state is JobState.PLACING
+        if placing and self._plan.has_values and self._worker_group.admitted and not self.lacks_copies:
             self._lifecycle.run(now)
+
+    @property
+    def lacks_copies(self) -> bool:
+        """Whether shards have fewer complete copies than the job needs to begin: updates are acknowledged from then."""
+        return self._spec.fewest_replicas > 1 and not self._plan.copies.complete
 
     def _resume_from(self, restored: RestoredCheckpoint, now: float) -> str:
         """Continues from a checkpoint; returns why that is impossible, or an empty string."""

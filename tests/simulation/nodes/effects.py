@@ -13,7 +13,7 @@ from shoal import errors
 from shoal._rpc import Backoff
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal_coordinator.effects.effect_queues import queue_of, take_batch
-from shoal_coordinator.effects.failures import AWAY, failure_of
+from shoal_coordinator.effects.failures import failure_of, loses_shards
 from shoal_coordinator.messages import (
     AddBackup,
     AdmitWorker,
@@ -285,7 +285,7 @@ def _failure(effect: Effect, error: Exception) -> events.EffectOutcome:
             return events.CheckpointFailed(effect.job, text, shards_lost, effect=effect.number)
         case CreateShards() if isinstance(error, errors.StorageFailed):
             return events.RestoreDeferred(effect.job, text, effect=effect.number)
-    return events.EffectFailed(effect.job, text, isinstance(error, AWAY), effect=effect.number)
+    return events.EffectFailed(effect.job, text, loses_shards(effect, error), effect=effect.number)
 
 
 def _same(request: Any, _: ServerRef) -> Any:

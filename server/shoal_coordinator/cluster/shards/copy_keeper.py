@@ -98,10 +98,9 @@ class CopyKeeper:
         missing = [it for it in job.copies.growable(math.inf) if it.may_grow and job.copies.is_replicated]
         if not missing:
             return ""
-        has = f"continues with {job.copies.complete} of {job.spec.replicas} copies"
         if not any(self.candidates(it) for it in missing):
-            return f"{has}; takes another server when there is one"
-        return f"{has}: {job.copies.failure}" if job.copies.failure else ""
+            return f"{job.copies.amount}; takes another server when there is one"
+        return f"{job.copies.amount}: {job.copies.failure}" if job.copies.failure else ""
 
     def moving_off(self, job: JobMachine) -> str:
         """Returns from which servers a job moves because they are about to leave; empty if there are none."""
@@ -312,7 +311,7 @@ class CopyKeeper:
 
     def _backup_made(self, event: BackupMade, now: float) -> None:
         if job := self._job_of_outcome(event.effect, event.job):
-            self._emit(job.copies.made(event.group, event.term, now))
+            self._emit(job.copied(event.group, event.term, now))
             self._schedule(now)
 
     def _backup_failed(self, event: BackupFailed, now: float) -> None:

@@ -114,6 +114,12 @@ class CopyMachine:
         return 1 + self._table.complete if replicated and self._has_values() else 0
 
     @property
+    def amount(self) -> str:
+        """How many copies the job has, for users."""
+        goes = "continues" if self._lifecycle.running else "waits"
+        return f"{goes} with {self.complete} of {self._wanted} copies"
+
+    @property
     def without_backup(self) -> int:
         """The number of groups that have no complete backup although the job wants one."""
         lacking = sum(it.backup is None for it in self._table.groups.values())

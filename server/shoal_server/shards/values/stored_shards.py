@@ -1,11 +1,11 @@
 """Stored shards: the shards of a lock group, and the slabs that hold their values."""
 
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ArenaKey, CallLayout, ShardLayout, Slab
@@ -151,12 +151,12 @@ class StoredShards:
         return [np.broadcast_to(dtype.type(0), (it.elements,)) for it, dtype in zip(slabs, dtypes, strict=True)]
 
     def values_hash(self) -> int:
-        """Returns a CRC-32 of all values and slots, which tells whether a backup has the same bits."""
-        checksum = 0
+        """Returns an XXH3 hash of all values and slots, which tells whether a backup has the same bits."""
+        found = xxhash.xxh3_64()
         for slab in self.slabs:
             for array in (slab.values, *slab.slots.values()):
-                checksum = zlib.crc32(array.data.cast("B"), checksum)
-        return checksum
+                found.update(array.data.cast("B"))
+        return found.intdigest()
 
     def leave_to_readers(self, memory: BufferPool) -> None:
         """Moves the slabs that readers use to new memory. Called before the values change."""

@@ -243,8 +243,9 @@ def test_a_job_goes_on_if_a_copy_cannot_be_freed(bench: Bench) -> None:
     assert bench.run(DropCopy(A, 4, 2, 7, bench.server, number=11)) == events.EffectDone(effect=11)
 
 
-def test_a_server_without_the_group_has_lost_it(bench: Bench) -> None:
-    bench.notes.fails["Promote"] = errors.Moved("no complete copy")
+@pytest.mark.parametrize("error", [errors.Moved("no complete copy"), errors.InternalError("its update failed")])
+def test_a_server_that_cannot_promote_its_backup_has_lost_it(bench: Bench, error: errors.ShoalError) -> None:
+    bench.notes.fails["Promote"] = error
     outcome = bench.run(Promote(A, 4, 2, 7, bench.server, number=11))
     assert isinstance(outcome, events.EffectFailed)
     assert outcome.shards_lost

@@ -156,6 +156,27 @@ class TestBackups:
         assert rig.state("a") is JobState.RUNNING
         assert rig.status("a").copies == 2
 
+    @pytest.mark.parametrize(("least", "begins"), [(0, False), (2, False), (1, True)])
+    def test_are_complete_before_the_job_begins_and_acknowledges_updates(self, least: int, begins: bool) -> None:
+        rig = Rig(KEEPING).servers("s0", "s1").workers("w0", "w1")
+        rig.submit(job(replicas=2, min_replicas=least))
+        for worker in ("w0", "w1"):
+            rig.describe("a", worker)
+        perform_all_but(rig, AddBackup)
+        for worker in ("w0", "w1"):
+            rig.enter("a", worker)
+        perform_all_but(rig, AddBackup)
+        assert rig.status("a").copies == 1
+        assert (rig.state("a") is JobState.RUNNING) is begins
+        failed = next(it for it in rig.pending if isinstance(it, AddBackup))
+        rig.pending.remove(failed)
+        rig.handle(done_of(failed, "no memory"))
+        perform_all_but(rig, AddBackup)
+        assert rig.status("a").reason == f"{'continues' if begins else 'waits'} with 1 of 2 copies: no memory"
+        rig.pass_time(1.0).perform()
+        assert rig.state("a") is JobState.RUNNING
+        assert rig.status("a").copies == 2
+
     def test_are_made_later_if_the_job_may_begin_with_one(self) -> None:
         rig = Rig(KEEPING).servers("s0").workers("w0", "w1")
         rig.submit(job(replicas=2, min_replicas=1))
@@ -170,6 +191,14 @@ class TestBackups:
     def test_share_one_server_with_a_norm_over_all_gradients(self) -> None:
         rig = running(optimizer=SGD(0.1, clip_norm=1.0), shards=1)
         assert len(copies(rig)) == 1
+
+
+def perform_all_but(rig: Rig, kind: type[Effect]) -> None:
+    """Performs the pending effects, and those that follow, except those of one kind, which take longer."""
+    while others := [it for it in rig.pending if not isinstance(it, kind)]:
+        rig.pending.remove(others[0])
+        rig.pending.insert(0, others[0])
+        rig.perform_first()
 
 
 def register(rig: Rig, name: str, address: str) -> None:
