@@ -88,8 +88,8 @@ def table(results: Sequence[Result]) -> str:
 def _paired(results: Sequence[Result]) -> str:
     return "".join(
         textwrap.fill(
-            f"{result['name']}: from each kill to the next one, the job trained on {share_of_before(result):.1%} of "
-            "the samples that the rate of the 5 s before the kill would have given.",
+            f"{result['name']}: in the {schedule.EVERY_S:g} s after a kill, the job kept {share_of_before(result):.1%} "
+            "of the rate of the 5 s before it. The load of the machine changes less in this time than between runs.",
             _WIDTH,
         )
         + "\n\n"

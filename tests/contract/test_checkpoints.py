@@ -448,7 +448,11 @@ def test_a_disk_that_fails_fails_the_checkpoint_and_not_the_training(
     tmp_path: Path, cause: Callable[[Path], AbstractContextManager[str]]
 ) -> None:
     root = tmp_path / "checkpoints"
-    with servers_of(root, 2, 2) as servers, servers.worker("a") as worker:
+    with (
+        run_lengths.count_runs("full_disk", 1, "s until training goes on") as counted,
+        servers_of(root, 2, 2) as servers,
+        servers.worker("a") as worker,
+    ):
         train(worker, 1)
         with cause(root) as said, pytest.raises(errors.StorageFailed, match=said):
             servers.save(1)
@@ -459,6 +463,7 @@ def test_a_disk_that_fails_fails_the_checkpoint_and_not_the_training(
         after = state(servers)
         assert servers.save(2, cut=2).version == 2
         assert servers.versions() == [2, 2]
+        counted.passes(0)
     assert Catalogue(LocalStorage(root)).numbers("job") == [2]
     with servers_of(root, 1, 1) as others:
         others.restore(Catalogue(LocalStorage(root)).manifest("job", 2))

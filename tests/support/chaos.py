@@ -35,6 +35,10 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
         f"{_RECOVERY}::test_the_coordinator_dies_at_a_step_of_a_checkpoint",
     ],
     "reshard_restore": [f"{_CHECKPOINTS}::test_checkpoint_of_three_servers_is_restored_on_any_number"],
+    "full_disk": [
+        f"{_COORDINATOR}::test_a_disk_that_is_full_ends_the_coordinator_and_loses_nothing",
+        f"{_CHECKPOINTS}::test_a_disk_that_fails_fails_the_checkpoint_and_not_the_training",
+    ],
     "consistent_cut": [f"{_CHECKPOINTS}::test_cuts_under_load_are_consistent_over_all_shards"],
     "corrupt_checkpoint": [
         "tests/unit/shoal/checkpoint/test_damage.py",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from types import TracebackType
 from typing import Any, Literal
 
 import keras
@@ -28,7 +29,9 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     `x[optimizer.session.rank :: 2]`. Variables that are not trained, such as the statistics of BatchNorm, stay with
     each worker.
 
-    At the end of the program the session is closed, as `close` does; an uncaught exception is its error.
+    At the end of the program the session is closed, as `close` does; an uncaught exception is its error. Variables have
+    the names of their paths in Keras, so all workers must name the layers alike. Keras numbers layers without a name,
+    and goes on counting if a cell of a notebook runs again: give names to layers and models there.
 
     Args:
         optimizer: the optimizer of the job, from `shoal.optim`, with its learning rate, schedule and clipping.
@@ -39,7 +42,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         on_error: see `shoal.Client.session`.
         optimizer_state: the state that the optimizer of a new job goes on from: an optimizer of Keras that has trained
             the model, or what `optimizer_state` returns for it. Each worker gives the same.
-        options: see `shoal.Client.session`.
+        options: see `shoal.Client.session`. Give the `batch_size` of `fit`, too: then the progress of the job counts
+            samples, otherwise steps.
 
     Raises:
         InvalidOptimizer: the optimizer is not one of `shoal.optim`.
@@ -141,7 +145,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         def exchange(*gradients: Any) -> tuple[np.ndarray, ...]:
             arrays = [np.asarray(it) for it in gradients]
             pushed = {it.path: array for it, array in zip(variables, arrays, strict=True)}
-            self.session.push(pushed, metrics=self._metrics())
+            self.session.push(pushed, metrics=self._metrics(), samples=self._options.get("batch_size"))
             return self._pulled(variables)
 
         backend = keras.config.backend()
@@ -171,6 +175,18 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         self._end.over()
         with self._owned:
             self._session.close(error)
+
+    def __enter__(self) -> "DistributedOptimizer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._end is None or self._session is None:
+            return
+        self._end.over()
+        with self._owned:
+            self._session.__exit__(kind, error, trace)
 
     def get_config(self) -> dict[str, Any]:
         """Returns what Keras stores with a model: the name of the job. The servers have the rest."""

@@ -245,4 +245,4 @@ def _lost_shards(server: Member, placement: Placement) -> str:
     numbers = [str(shard.layout.shard) for shard in placement.shards if shard.server == server.id]
     what = f"shard{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
     how = "has left" if server.draining else "is lost"  # as `shoal status` says
-    return f"server {server.id} {how}, and with it the only replica of {what}"
+    return f"server {server.id} {how}, and with it the last copy of {what}"

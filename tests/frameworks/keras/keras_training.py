@@ -28,8 +28,10 @@ def main(workers: int, rank: int, address: str, job: str, path: str) -> None:
     optimizer: Any = keras.optimizers.Adam(1e-2)
     if workers:
         given = optim.Adam(1e-2, eps=1e-7, eps_uncorrected=True)
-        optimizer = shoal.keras.DistributedOptimizer(given, job=job, workers=workers, address=address)
-        rows = slice(rank * BATCH // workers, (rank + 1) * BATCH // workers)
+        size = BATCH // workers
+        options: dict[str, Any] = {"workers": workers, "address": address, "batch_size": size}
+        optimizer = shoal.keras.DistributedOptimizer(given, job=job, **options)
+        rows = slice(rank * size, (rank + 1) * size)
         x, y = x[:, rows], y[:, rows]
     model.compile(optimizer, loss="mse")
     fitting: dict[str, Any] = {"batch_size": x.shape[1], "epochs": 3, "shuffle": False, "verbose": 0}

@@ -38,7 +38,8 @@ def test_two_workers_train_as_plain_fit(client: shoal.Client, tmp_path: Path, ba
         output = process.communicate(timeout=110)[0].decode().split()
         assert process.returncode == 0, name
         assert output == [MODES[backend], "72"], name
-    assert client.job(f"keras-{backend}").status().progress.loss > 0
+    progress = client.job(f"keras-{backend}").status().progress
+    assert (progress.samples, progress.loss > 0) == (72 * 8, True)
     plain, first, second = (weights(tmp_path / f"{name}.npz") for name in runs)
     for one, other, wanted in zip(first, second, plain, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -23,8 +23,8 @@ class GroupCopies:
         backup: the server with the complete backup; None if there is none.
         growing: the server that gets another copy now; None if none does. If there is a backup, too, this copy replaces
             it or follows it.
-        told: whether the server that the latest decision is told knows it: whether the primary knows that it is the
-            primary, and which backup it has; and the backup, that it has no copy of its own.
+        told: whether the server concerned has confirmed the latest decision: the primary, that it is the primary, and
+            which backup it has; or the backup, that it has no copy of its own.
         former: the servers that had a copy before the latest decision, or before earlier decisions that were never
             known. They free it when the latest decision is known.
         shards: its shards, in order.

@@ -134,7 +134,7 @@ class InputLog:
             return self._state is CopyState.COMPLETE and self._copied >= self._complete_from
 
     def owe(self, inputs: int) -> None:
-        """Records that as many inputs count as told already, although they come only after the copy has begun."""
+        """Sets how many later inputs the copy must have before it is complete: they were told to somebody already."""
         with self._changed:
             self._complete_from = inputs
 

@@ -14,7 +14,7 @@ from shoal_server.shards.values import Payload
 
 
 class InputLogs:
-    """The logs of one lock group.
+    """The logs of one lock group: this class numbers inputs, and answers wait until every complete copy has them.
 
     Args:
         job: name of the job, for messages.

@@ -243,8 +243,8 @@ class ReplicatedGroup(GroupShell):
             inputs: how many.
 
         Returns:
-            Whether the primary may be told at once that this backup has them. If not, this backup has a copy of its
-            own, and `when_copied` says when that copy has them.
+            Whether the primary may be told at once that this backup has them. False if this backup has a copy of its
+            own: then `when_copied` says when that copy has them.
         """
         with self._lock:
             tells = not self._logs

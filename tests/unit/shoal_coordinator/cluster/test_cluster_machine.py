@@ -282,7 +282,7 @@ def test_a_server_dies_and_its_jobs_fail_and_say_why(rig: Rig) -> None:
     rig.kill("s1")
     status = rig.status("a")
     assert status.state is JobState.FAILED
-    assert "server s1 is lost, and with it the only replica of shard" in status.reason
+    assert "server s1 is lost, and with it the last copy of shard" in status.reason
     assert status.reason.endswith(
         "; the cluster has no checkpoint storage, so the work is lost: submit the job again. To save jobs, start the "
         "cluster with --checkpoints (from Python: LocalCluster(checkpoints=...))"
