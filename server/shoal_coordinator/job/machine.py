@@ -137,7 +137,16 @@ class JobMachine(JobView):
         self._startup.admitted(steps, now)
 
     def copied(self, group: int, term: int, now: float) -> list[Effect]:
-        """Records that a copy is complete, as `CopyMachine.made` does. Begins to run if the job has waited for it."""
+        """Records that a copy is complete, and begins to run if the job has waited for it.
+
+        Args:
+            group: see `CopyMachine.made`.
+            term: see `CopyMachine.made`.
+            now: seconds of Unix time.
+
+        Returns:
+            The effects.
+        """
         effects = self.copies.made(group, term, now)
         self._startup.run_when_ready(now)
         return effects
