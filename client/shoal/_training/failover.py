@@ -144,6 +144,12 @@ class Locator:
                     pass
             return self._answer, self._gone
 
+    @property
+    def knows(self) -> bool:
+        """Whether the coordinator has answered the last question."""
+        with self._lock:
+            return self._answer is not None
+
 
 class AttemptBackoff:
     """The waits between the attempts of one call.

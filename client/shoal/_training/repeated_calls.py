@@ -22,6 +22,9 @@ T = TypeVar("T")
 # and the pause between two questions, at least and at most. Between them, a part of the time that the call has taken:
 # a server is declared lost after a few seconds, and a call that waits for other workers may take much longer.
 _LATE_S, _LONGEST_PAUSE_S, _PART = 1.0, 4.0, 0.25
+# A server that refuses a call as moved after these seconds has waited for the backup: for example, because a copy of a
+# large group is being made. If the coordinator says that it is the primary, the call is repeated without a limit.
+_WAITED_S = 10.0
 
 
 @dataclass(slots=True)
@@ -34,6 +37,7 @@ class _Failures:
         backoff: the pauses before the next attempts.
         renewed: whether the server has refused a ticket.
         silent_at: when the group first had no server that answers; None means that it has one.
+        waited_s: seconds of the last attempt.
     """
 
     connection: ServerConnection
@@ -41,6 +45,7 @@ class _Failures:
     backoff: AttemptBackoff
     renewed: bool = False
     silent_at: float | None = None
+    waited_s: float = 0.0
 
 
 class _TimedCall:
@@ -115,12 +120,13 @@ class RepeatedCalls:
         """
         failures: _Failures | None = None  # made when it is needed: each pull and push comes here
         while True:
-            moves = connection.moves
+            moves, began = connection.moves, time.monotonic()
             try:
                 with self.watched():
                     return call()
             except errors.ShoalError as error:
                 failures = failures or _Failures(connection, waits, AttemptBackoff(time.monotonic()))
+                failures.waited_s = time.monotonic() - began
                 if not self._repeats(error, failures, moves):
                     raise
 
@@ -175,7 +181,8 @@ class RepeatedCalls:
         if self._follow(connection, moves, replaced=lost or self._connections.replicated):
             return True
         now = time.monotonic()
-        failures.silent_at = now if failures.silent_at is None else failures.silent_at
+        waits = isinstance(error, errors.Moved) and failures.waited_s > _WAITED_S and self._locator.knows
+        failures.silent_at = now if failures.silent_at is None or waits else failures.silent_at
         if now - failures.silent_at + failures.backoff.at_most > self._retry_for_s:
             if silent:
                 raise self._unreachable(connection, error) from None
