@@ -184,7 +184,7 @@ class RepeatedCalls:
         waits = isinstance(error, errors.Moved) and failures.waited_s > _WAITED_S and self._locator.knows
         failures.silent_at = now if failures.silent_at is None or waits else failures.silent_at
         if now - failures.silent_at + failures.backoff.at_most > self._retry_for_s:
-            if silent:
+            if silent or isinstance(error, errors.Moved):
                 raise self._unreachable(connection, error) from None
             return False
         self.on_retry()
