@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 RpcThreads = Annotated[
     int, typer.Option(envvar="SHOAL_RPC_THREADS", min=2, max=256, help="Number of threads for each kind of gRPC call.")
 ]
+Zone = Annotated[
+    str,
+    typer.Option(
+        envvar="SHOAL_ZONE",
+        help="Zone of the server: at most 253 characters of a-z, 0-9, . and -. Servers of one zone may be lost "
+        "together, so the two copies of a shard are in different zones if possible.",
+        show_default="host of its address",
+    ),
+]
 LanePort = Annotated[
     int,
     typer.Option(
@@ -100,6 +109,7 @@ class ServerOptions:
     name: flags.Name = ""
     listen: flags.Listen = ""
     advertise: flags.Advertise = ""
+    zone: Zone = ""
     metrics_listen: flags.MetricsListen = flags.ANY_PORT
     rpc_threads: RpcThreads = 16
     lane_port: LanePort = 0
@@ -142,7 +152,9 @@ def server(options: ServerOptions) -> None:
     given = RoleIdentity(
         name=options.name, listen=options.listen, advertise=options.advertise, coordinator=options.coordinator
     )
-    identity = lifecycle.identify("server", given, log_format=options.log_format, log_level=options.log_level)
+    identity = lifecycle.identify(
+        "server", given, log_format=options.log_format, log_level=options.log_level, zone=options.zone
+    )
     credentials = lifecycle.find_credentials("server", options, (identity.listen, options.metrics_listen))
 
     def start(registry: CollectorRegistry, metrics_address: str) -> "Server":
@@ -155,6 +167,7 @@ def server(options: ServerOptions) -> None:
             coordinator=identity.coordinator,
             listen=identity.listen,
             advertise=identity.advertise,
+            zone=options.zone,
             rpc_threads=options.rpc_threads,
             lane_port=options.lane_port,
             lanes=options.lanes,

@@ -55,6 +55,7 @@ class ServerConfig:
     coordinator: str
     listen: str = "127.0.0.1:0"
     advertise: str = ""
+    zone: str = ""
     rpc_threads: int = 16
     lane_port: int = 0
     lanes: int = catalogue.LANES.default
@@ -144,6 +145,7 @@ class Server:
             member=config.name,
             address=self.address,
             metrics_address=config.metrics_address,
+            zone=config.zone,
         )
         membership = MembershipClient(
             coordinator,

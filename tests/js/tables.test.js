@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { ServerTable } from "../../server/shoal_coordinator/page/static/members.js";
 import { otherJobs } from "../../server/shoal_coordinator/page/static/overview.js";
 import { alive, isFinished, stateText } from "../../server/shoal_coordinator/page/static/parts.js";
 import { binned } from "../../server/shoal_coordinator/page/static/staleness.js";
@@ -48,4 +49,11 @@ test("many are put together, and none is lost", () => {
   const bins = binned(Array.from({ length: 100 }, (_, versions) => [versions, 2]));
   assert.ok(bins.length <= 12);
   assert.deepEqual([bins[0].label, bins.reduce((sum, it) => sum + it.pushes, 0)], ["0–8", 200]);
+});
+
+test("servers have a column with their zones if one states a zone", () => {
+  const server = { member: "s0", alive: true, state: "alive", silent_s: 0, shards: 1, bytes: 1, load: { waiting_pulls: 0 }, address: "h:1" };
+  const columns = (members) => ServerTable({ members, now: 0 }).props.columns.map(([name]) => name);
+  assert.equal(columns([{ ...server, zone: "" }]).at(-1), "Address");
+  assert.equal(columns([{ ...server, zone: "" }, { ...server, zone: "rack-4" }]).at(-1), "Zone");
 });

@@ -121,7 +121,6 @@ def status(
 
     The table leaves out sessions that have left, and says how many there are. --all and --json show them.
     """
-    columns = ["member", "role", "state", "address", "device", "job", "shards", "bytes", "metrics"]
     with Output(as_json) as out, connect() as client:
         now = client.status()
         if as_json:
@@ -131,10 +130,13 @@ def status(
         title = f"cluster {now.cluster} · generation {now.generation} · {size}"
         late_s = records.late_after_s(now)
         shown = [it for it in now.members if everything or not _has_left(it, late_s)]
-        rows: list[tuple[list[str], Row]] = [(_member_cells(member, late_s), {}) for member in shown]
+        zoned = any(member.zone for member in shown)
+        zone = ["zone"] if zoned else []
+        columns = ["member", "role", "state", "address", *zone, "device", "job", "shards", "bytes", "metrics"]
+        rows: list[tuple[list[str], Row]] = [(_member_cells(member, late_s, zoned=zoned), {}) for member in shown]
         left = len(now.members) - len(shown)
         notes = [f"{counted(left, 'session')} left; `shoal status --all` shows them"] if left else []
-        out.rows(title, columns, rows, optional=["metrics", "device", "bytes", "shards"], notes=notes)
+        out.rows(title, columns, rows, optional=["metrics", "zone", "device", "bytes", "shards"], notes=notes)
 
 
 @options.connected
@@ -148,12 +150,13 @@ def page(
         out.message(reply.link, {"link": reply.link, "valid_s": reply.valid_s})
 
 
-def _member_cells(member: MemberStatus, late_s: float) -> list[str]:
+def _member_cells(member: MemberStatus, late_s: float, *, zoned: bool) -> list[str]:
     return [
         member.member,
         member.role.value,
         _state(member, late_s),
         member.address,
+        *([member.zone] if zoned else []),
         member.device,
         member.job,
         *_load_cells(member),

@@ -281,6 +281,7 @@ def member(member: MemberStatus, late_s: float = LATE_S) -> dict[str, Any]:
         "waiting_jobs": list(member.waiting_jobs),
         "drained": member.drained,
         "ended_jobs": list(member.ended_jobs),
+        "zone": member.zone,
     }
 
 

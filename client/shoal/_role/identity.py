@@ -17,6 +17,7 @@ ANY_PORT = "127.0.0.1:0"
 SOURCES = (tf_config.VARIABLE, "SHOAL_POD_NAME")
 
 MEMBER_ID = re.compile(r"[a-z0-9-]{1,63}")
+_ZONE = re.compile(r"[a-z0-9.-]{0,253}")  # the names of nodes of Kubernetes are zones
 # The port of a pod, and the service of its coordinator.
 _POD_PORT, _POD_COORDINATOR = 7070, "coordinator"
 _LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|\[::1\]")
@@ -77,6 +78,24 @@ def resolve(role: str, given: RoleIdentity, environment: Mapping[str, str], defa
     _rpc.parse_address(found.listen, "an address for --listen")
     _rpc.parse_address(found.coordinator, "an address for --coordinator")
     return found
+
+
+def check_zone(server: str, zone: str) -> None:
+    """Checks the zone of a server.
+
+    Args:
+        server: member id of the server.
+        zone: the zone; empty means the host of its address.
+
+    Raises:
+        BadRequest: the zone is invalid.
+    """
+    if not _ZONE.fullmatch(zone):
+        raise errors.BadRequest(
+            f"the zone {zone!r:.80} of server {server} is not valid; give at most 253 characters of a-z, 0-9, . and - "
+            "with --zone or SHOAL_ZONE",
+            member=server,
+        )
 
 
 def address_warning(role: str, found: RoleIdentity, environment: Mapping[str, str]) -> str:
@@ -177,4 +196,13 @@ def _everywhere(host: str) -> str:
     return _EVERYWHERE[host.startswith("[")]
 
 
-__all__ = ["ANY_PORT", "MEMBER_ID", "SOURCES", "RoleIdentity", "address_warning", "resolve", "role_of_task"]
+__all__ = [
+    "ANY_PORT",
+    "MEMBER_ID",
+    "SOURCES",
+    "RoleIdentity",
+    "address_warning",
+    "check_zone",
+    "resolve",
+    "role_of_task",
+]

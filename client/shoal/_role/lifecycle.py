@@ -72,7 +72,7 @@ def default_name(role: str, host: str | None = None) -> str:
     return f"{role}-{plain}-{secrets.token_hex(3)}"
 
 
-def identify(role: str, given: RoleIdentity, *, log_format: str, log_level: str) -> RoleIdentity:
+def identify(role: str, given: RoleIdentity, *, log_format: str, log_level: str, zone: str = "") -> RoleIdentity:
     """Determines the identity of this process from its options, TF_CONFIG or its pod (`shoal._role.identity`).
 
     Args:
@@ -80,17 +80,19 @@ def identify(role: str, given: RoleIdentity, *, log_format: str, log_level: str)
         given: the identity from options and their variables.
         log_format: console or json.
         log_level: debug, info, warning or error.
+        zone: the zone of a server, which is checked.
 
     Returns:
         The identity.
 
     Raises:
-        SystemExit: with status 2 if the identity is invalid. The log has the reason.
+        SystemExit: with status 2 if the identity or the zone is invalid. The log has the reason.
     """
     configure_logging(log_format, log_level, role=role)
     log = structlog.get_logger(__name__)
     try:
         found = _identity.resolve(role, given, os.environ, default_name(role))
+        _identity.check_zone(found.name, zone)
     except errors.BadRequest as error:
         log.error("cannot start", code=error.code, reason=error.message)
         raise SystemExit(2) from None

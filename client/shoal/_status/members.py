@@ -135,6 +135,7 @@ class MemberStatus:
         waiting_jobs: names of the live jobs that a draining server waits for; at most 100.
         drained: whether no live job needs a draining server any more, or needed it when it left.
         ended_jobs: names of the ended jobs whose values leave with a draining server; at most 100.
+        zone: zone of a server; "" means the host of its address.
     """
 
     member: str
@@ -154,6 +155,7 @@ class MemberStatus:
     waiting_jobs: tuple[str, ...] = ()
     drained: bool = False
     ended_jobs: tuple[str, ...] = ()
+    zone: str = ""
 
     @classmethod
     def from_proto(cls, message: coordinator_pb2.Member) -> "MemberStatus":
@@ -176,6 +178,7 @@ class MemberStatus:
             waiting_jobs=tuple(message.waiting_jobs),
             drained=message.drained,
             ended_jobs=tuple(message.ended_jobs),
+            zone=message.zone,
         )
 
 

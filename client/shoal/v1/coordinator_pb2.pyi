@@ -64,6 +64,7 @@ class RegisterRequest(_message.Message):
     PROCESS_FIELD_NUMBER: _builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     """What the caller is."""
     member: _builtins.str
@@ -84,6 +85,10 @@ class RegisterRequest(_message.Message):
     """host:port of /metrics, for display only."""
     version: _builtins.str
     """Version of Shoal, such as "0.1.0". If empty, the coordinator does not compare it."""
+    zone: _builtins.str
+    """A server's zone: servers of one zone may be lost together. At most 253 characters of [a-z0-9.-]; others return
+    INVALID_ARGUMENT, BAD_REQUEST. Empty means the host of `address`.
+    """
     def __init__(
         self,
         *,
@@ -94,10 +99,11 @@ class RegisterRequest(_message.Message):
         process: _builtins.str = ...,
         metrics_address: _builtins.str = ...,
         version: _builtins.str = ...,
+        zone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "member", b"member", "metrics_address", b"metrics_address", "process", b"process", "role", b"role", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "member", b"member", "metrics_address", b"metrics_address", "process", b"process", "role", b"role", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -654,6 +660,7 @@ class Member(_message.Message):
     WAITING_JOBS_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
     ENDED_JOBS_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     role: Global___Role.ValueType
     """What the member is."""
@@ -681,6 +688,8 @@ class Member(_message.Message):
     """The lock groups that still have a copy on a draining server and move to other servers."""
     drained: _builtins.bool
     """Whether no live job needs a server any more that was ordered to drain (DrainServer), or needed it when it left."""
+    zone: _builtins.str
+    """A server's zone, as in RegisterRequest."""
     @_builtins.property
     def load(self) -> Global___ServerLoad:
         """A server's load as of its last heartbeat."""
@@ -713,10 +722,11 @@ class Member(_message.Message):
         waiting_jobs: _abc.Iterable[_builtins.str] | None = ...,
         drained: _builtins.bool = ...,
         ended_jobs: _abc.Iterable[_builtins.str] | None = ...,
+        zone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "alive", b"alive", "bytes", b"bytes", "device", b"device", "drained", b"drained", "draining", b"draining", "ended_jobs", b"ended_jobs", "incarnation", b"incarnation", "job", b"job", "load", b"load", "member", b"member", "metrics_address", b"metrics_address", "moving_groups", b"moving_groups", "role", b"role", "shards", b"shards", "silent_s", b"silent_s", "waiting_jobs", b"waiting_jobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "alive", b"alive", "bytes", b"bytes", "device", b"device", "drained", b"drained", "draining", b"draining", "ended_jobs", b"ended_jobs", "incarnation", b"incarnation", "job", b"job", "load", b"load", "member", b"member", "metrics_address", b"metrics_address", "moving_groups", b"moving_groups", "role", b"role", "shards", b"shards", "silent_s", b"silent_s", "waiting_jobs", b"waiting_jobs", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -252,4 +252,5 @@ def member_message(member: MemberStatus) -> coordinator_pb2.Member:
         waiting_jobs=member.waiting_jobs,
         drained=member.drained,
         ended_jobs=member.ended_jobs,
+        zone=member.zone,
     )

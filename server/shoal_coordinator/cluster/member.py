@@ -59,6 +59,11 @@ class Member:
         return self.registration.role
 
     @property
+    def zone(self) -> str:
+        """The zone of a server. Servers of one zone may be lost together."""
+        return self.registration.zone or self.registration.address.rpartition(":")[0]
+
+    @property
     def may_return(self) -> bool:
         """Whether this is a server that drains, or has drained, without an order of a user."""
         return self.draining and not self.order and self.role is Role.SERVER
@@ -120,6 +125,7 @@ class Member:
             load=self.load,
             draining=self.draining,
             drained=self.drained and self.order is not None,
+            zone=self.registration.zone,
         )
 
     def to_proto(self) -> state_pb2.MemberRecord:

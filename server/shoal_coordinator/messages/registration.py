@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shoal import errors
-from shoal._role.identity import MEMBER_ID
+from shoal._role.identity import MEMBER_ID, check_zone
 from shoal._wire import shortened
 from shoal.status import Role
 from shoal.v1 import coordinator_pb2
@@ -14,11 +14,12 @@ class Registration:
     """What a process states about itself when it registers.
 
     Attributes:
+        zone: zone of a server; empty means the host of its address.
         holder: name of the caller that registers, as its token or certificate says. It is not a part of the message.
         has_secret: whether the process gets a secret, which its later calls must show. It is not a part of the message.
 
     Raises:
-        BadRequest: the member id is invalid, or the process or a server's address is missing.
+        BadRequest: the member id or the zone is invalid, or the process or a server's address is missing.
     """
 
     role: Role
@@ -27,6 +28,7 @@ class Registration:
     address: str = ""
     device: str = ""
     metrics_address: str = ""
+    zone: str = ""
     holder: str = ""
     has_secret: bool = False
 
@@ -37,6 +39,7 @@ class Registration:
             raise errors.BadRequest(f"{self.member} has no process id; generate a random one when the process starts")
         if self.role is Role.SERVER and not self.address:
             raise errors.BadRequest(f"server {self.member} has no address; workers need one to reach it")
+        check_zone(self.member, self.zone)
 
     def is_repeated_by(self, later: "Registration") -> bool:
         """Returns whether a later registration is made by the same process.
@@ -55,6 +58,7 @@ class Registration:
             address=self.address,
             device=self.device,
             metrics_address=self.metrics_address,
+            zone=self.zone,
         )
 
     @classmethod
@@ -75,4 +79,5 @@ class Registration:
             address=shortened(message.address),
             device=shortened(message.device),
             metrics_address=shortened(message.metrics_address),
+            zone=message.zone,
         )

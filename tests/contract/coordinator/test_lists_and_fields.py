@@ -37,8 +37,13 @@ def rig() -> Iterator[Rig]:
         ({"address": "dns:///evil:80"}, "give host:port without a scheme"),
         ({"metrics_address": "http://w8:80"}, "give host:port without a scheme"),
         ({"name": HUGE, "process": "p"}, "member id 'xxx"),
+        (
+            {"zone": "Rack 4"},
+            "zone 'Rack 4' of server w8 is not valid; give at most 253 characters .* --zone or SHOAL_ZONE",
+        ),
+        ({"zone": HUGE}, "zone 'xxx"),
     ],
-    ids=["device", "process", "metrics", "controls", "unix", "scheme", "url", "name"],
+    ids=["device", "process", "metrics", "controls", "unix", "scheme", "url", "name", "zone", "long zone"],
 )
 def test_a_registration_is_refused_and_everybody_still_sees_the_cluster(
     rig: Rig, fields: dict[str, str], said: str

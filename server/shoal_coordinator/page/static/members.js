@@ -21,6 +21,7 @@ export function WorkerTable({ members, now, withJob = true }) {
 
 export function ServerTable({ members, now }) {
   const most = Math.max(1, ...members.map((it) => it.bytes));
+  const zoned = members.some((it) => it.zone);
   const columns = [
     ["Server"],
     ["State"],
@@ -31,6 +32,7 @@ export function ServerTable({ members, now }) {
     ["Out", "number"],
     ["Waiting pulls", "number"],
     ["Address"],
+    ...(zoned ? [["Zone"]] : []),
   ];
   const rows = members.map((it) => {
     const rateOf = (name, text) => (it.rates ? text(it.rates[name]) : "–");
@@ -45,6 +47,7 @@ export function ServerTable({ members, now }) {
       <td class="number">${rateOf("sent_bytes", (it) => `${bytes(it)}/s`)}</td>
       <td class="number">${count(it.load.waiting_pulls)}</td>
       <td>${it.address}</td>
+      ${zoned && html`<td>${it.zone}</td>`}
     </tr>`;
   });
   return html`<${Table} label="Servers" columns=${columns} rows=${rows} empty="No servers yet." />`;

@@ -839,6 +839,17 @@ class TestStatus:
         assert "session-2" in run("status", "--all").stdout
         assert len(records(run("status", "--json").stdout)[0]["members"]) == 5
 
+    def test_shows_zones_if_servers_have_them(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
+        members = coordinator.status.members
+        members.add(member="server-0", role=coordinator_pb2.SERVER, alive=True)
+        assert "zone" not in run("status").stdout
+        members.add(member="server-1", role=coordinator_pb2.SERVER, alive=True, zone="rack-4")
+        shown = run("status").stdout
+        assert "zone" in shown
+        assert "rack-4" in shown
+        (record,) = records(run("status", "--json").stdout)
+        assert [member["zone"] for member in record["members"]] == ["", "rack-4"]
+
     def test_shows_draining_servers(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
         members = coordinator.status.members
         members.add(member="server-0", role=coordinator_pb2.SERVER, alive=True, draining=True)

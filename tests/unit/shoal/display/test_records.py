@@ -43,7 +43,7 @@ EVALUATION = "number step values samples seconds time"
 COUNT = "done leased requeued unleased"
 LOAD = "updates received_bytes sent_bytes waiting_pulls"
 MEMBER = "member role state incarnation address device metrics_address alive silent_s shards bytes job load draining"
-MEMBER += " moving_groups waiting_jobs drained ended_jobs"
+MEMBER += " moving_groups waiting_jobs drained ended_jobs zone"
 RANK = "seconds steps calls local_reduce wait transfer stage bubble"
 STAGE = RankTimes(stage=StageTimes(0, 2, 4))
 GROUP = GroupStatus("g", size=1, straggler=StragglerRank(0, 0.1), members=(RankStatus(0, "h:1", STAGE),))

@@ -311,6 +311,15 @@ class TestCommands:
         yield run
         structlog.reset_defaults()  # a role's log goes to the standard error that it had
 
+    def test_a_server_does_not_start_with_an_invalid_zone(self, run: Callable[..., Result]) -> None:
+        for done in (
+            run("server", "--zone", "Rack 4", "--name", "s0"),
+            run("server", "--name", "s0", SHOAL_ZONE="Rack 4"),
+        ):
+            assert done.exit_code == 2
+            assert "the zone 'Rack 4' of server s0 is not valid" in done.stderr
+            assert "with --zone or SHOAL_ZONE" in done.stderr
+
     def test_a_role_does_not_start_under_anothers_task(self, run: Callable[..., Result]) -> None:
         done = run("server", **tf_config("worker"))
         assert done.exit_code == 2

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shoal import errors
 from shoal.status import Role, ServerLoad
+from shoal.v1 import state_pb2
 from shoal_coordinator.cluster import dead_members, membership
 from shoal_coordinator.cluster.expiry_breaker import HOLD_TIMEOUTS
 from shoal_coordinator.cluster.member import Member
@@ -208,11 +209,30 @@ def test_a_member_that_came_back_is_not_forgotten_with_the_dead() -> None:
         {"role": Role.WORKER, "member": "w" * 64, "process": "p"},
         {"role": Role.WORKER, "member": "w0", "process": ""},
         {"role": Role.SERVER, "member": "s0", "process": "p"},
+        {"role": Role.SERVER, "member": "s0", "process": "p", "address": "h:1", "zone": "rack 4"},
+        {"role": Role.SERVER, "member": "s0", "process": "p", "address": "h:1", "zone": "z" * 254},
     ],
 )
 def test_bad_registrations(arguments: Mapping[str, Any]) -> None:
     with pytest.raises(errors.BadRequest):
         Registration(**arguments)
+
+
+@pytest.mark.parametrize("zone", ["", "rack-4", "ip-10-0-0-4.eu-west-1.compute.internal", "z" * 253])
+def test_the_zone_of_a_server_is_stored(zone: str) -> None:
+    member = Member(Registration(Role.SERVER, "s0", "p", "h:1", zone=zone), 1, 0.0)
+    again = Member.from_proto(state_pb2.MemberRecord.FromString(member.to_proto().SerializeToString()))
+    assert again.registration == member.registration
+    assert again.zone == (zone or "h")
+    assert again.status(0.0, "").zone == zone
+
+
+def test_a_record_of_an_earlier_version_has_no_zone() -> None:
+    member = Member(Registration(Role.SERVER, "s0", "p", "h:1", zone="rack-4"), 1, 0.0)
+    record = member.to_proto()
+    record.registration.ClearField("zone")
+    assert Member.from_proto(record).registration.zone == ""
+    assert Member.from_proto(record).zone == "h"
 
 
 def test_too_many_members(monkeypatch: pytest.MonkeyPatch) -> None:
