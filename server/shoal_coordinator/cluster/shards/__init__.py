@@ -1,8 +1,9 @@
 """Placement of the shards of jobs, their copies, and their moves from server to server. Pure.
 
 `placement` plans where the shards of a job begin, and `rebalance` which of them should move when servers come. `copies`
-of lock groups are made by `CopyKeeper`, which also decides about failovers. `Rebalancer` moves shards to servers that
-have fewer, and `DrainCoordinator` moves them off servers that are about to leave; both do this by copies.
+of lock groups are made by `CopyKeeper`, in different `zones` if possible. It also decides about failovers. `Rebalancer`
+moves shards to servers that have fewer, and `DrainCoordinator` moves them off servers that are about to leave; both do
+this by copies.
 """
 
 from shoal_coordinator.cluster.shards.copy_keeper import CopyKeeper, held_bytes

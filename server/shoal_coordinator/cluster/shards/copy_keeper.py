@@ -14,6 +14,7 @@ from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.pending_effects import PendingEffects
+from shoal_coordinator.cluster.shards.zones import server_for_backup
 from shoal_coordinator.job import GroupCopies, JobMachine
 from shoal_coordinator.messages import (
     BackupFailed,
@@ -49,6 +50,7 @@ class CopyKeeper:
 
     Attributes:
         handlers: the handler of each type of event.
+        close: jobs that got a backup in the zone of its primary, although there are other zones.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class CopyKeeper:
         self._jobs, self._members, self._pending_effects = jobs, members, pending_effects
         self._emit, self._schedule = emit, schedule
         self._declare_lost, self._fail_checkpoint = declare_lost, fail_checkpoint
+        self.close: set[JobRef] = set()
         self.handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
             BackupMade: self._backup_made,
             BackupFailed: self._backup_failed,
@@ -79,14 +82,16 @@ class CopyKeeper:
         if not growable:
             return
         growable.sort(key=lambda it: not self._members.is_draining(it[1].primary.member))  # which waits for the copy
-        held, busy = held_bytes(self._jobs.values()), self._busy(now)
+        held, late = held_bytes(self._jobs.values()), self.late(now)
+        busy = self._busy() | Counter(dict.fromkeys(late, COPIES_AT_A_TIME))
         for job, group in growable:
-            size = job.copies.group_bytes[group.group]
-            server, sender = self._server_for(job, group, held, busy), job.copies.next_sender(group).member
-            if server and busy[sender] < COPIES_AT_A_TIME:
-                held[server.member] += size
-                busy.update((server.member, sender))
-                self._emit(job.copies.grow(group.group, server))
+            sender = job.copies.next_sender(group).member
+            if busy[sender] >= COPIES_AT_A_TIME:
+                continue
+            if server := self._server_for(job, group, held, busy, late):
+                held[server.id] += job.copies.group_bytes[group.group]
+                busy.update((server.id, sender))
+                self._emit(job.copies.grow(group.group, _ref(server)))
 
     @property
     def retries(self) -> bool:
@@ -117,28 +122,26 @@ class CopyKeeper:
         return found.stays_with if found else ()
 
     def _server_for(
-        self, job: JobMachine, group: GroupCopies, held: Counter[str], busy: Counter[str]
-    ) -> ServerRef | None:
-        failed, host = job.copies.failed_on(group.group), _host(group.primary.address)
-        wanted = job.copies.moves_to(group.group)
-        free = [it for it in self.candidates(group) if busy[it.id] < COPIES_AT_A_TIME and wanted in (None, "", it.id)]
-        best = min(
-            free,
-            key=lambda it: (it.id in failed, _host(it.registration.address) == host, held[it.id], it.id),
-            default=None,
-        )
-        return _ref(best) if best else None
+        self, job: JobMachine, group: GroupCopies, held: Counter[str], busy: Counter[str], late: Container[str]
+    ) -> Member | None:
+        wanted, sender = job.copies.moves_to(group.group), self._members.find(job.copies.next_sender(group).member)
+        zone = sender.zone if sender and job.copies.is_replicated else ""  # other copies only move
+        servers = [it for it in self.candidates(group) if wanted in (None, "", it.id)]
+        full = {it for it in busy if busy[it] >= COPIES_AT_A_TIME}
+        best = server_for_backup(servers, zone, held, failed=job.copies.failed_on(group.group), late=late, busy=full)
+        if best and best.zone == zone and any(it.zone != zone for it in servers):
+            self.close.add(job.ref)
+        return best
 
     def candidates(self, group: GroupCopies) -> list[Member]:
         """Returns the servers that may get another copy of a group: they have neither its primary nor its backup."""
         held = {it.member for it in (group.primary, group.backup) if it}
         return [server for server in self._members.not_draining if server.id not in held]
 
-    def _busy(self, now: float) -> Counter[str]:
-        """Returns on how many copies each server works that are made now. A server that is late takes no more."""
+    def _busy(self) -> Counter[str]:
+        """Returns on how many copies each server works that are made now."""
         copied = [it for job in self._jobs.values() for it in job.copies.groups if it.is_copied]
-        busy = Counter(it.sender.member for it in copied) + Counter(it.growing.member for it in copied if it.growing)
-        return busy | Counter(dict.fromkeys(self.late(now), COPIES_AT_A_TIME))
+        return Counter(it.sender.member for it in copied) + Counter(it.growing.member for it in copied if it.growing)
 
     def late(self, now: float) -> set[str]:
         """Returns the servers that were silent for half a heartbeat timeout: they may be stopped, or lost soon."""
@@ -390,10 +393,6 @@ def _connected(group: GroupCopies, report: BrokenReplica) -> tuple[ServerRef, Se
 
 def _ref(member: Member) -> ServerRef:
     return ServerRef(member.id, member.registration.address)
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0]
 
 
 __all__ = ["COPIES_AT_A_TIME", "CopyKeeper", "held_bytes"]

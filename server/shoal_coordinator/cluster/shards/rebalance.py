@@ -6,6 +6,7 @@ can take it. So the sum of the squares of the loads falls with each decision, an
 """
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 # The bytes of the fullest and of the emptiest server may differ by so much, as a part of the mean. A move that changes
@@ -49,7 +50,7 @@ def rebalance(
     *,
     splits: bool = True,
     smallest_bytes: int = SMALLEST_MOVE_BYTES,
-    barred: Mapping[int, str] | None = None,
+    barred: Mapping[int, AbstractSet[str]] | None = None,
 ) -> Move | None:
     """Returns what should move next; None if the shares are even, or cannot become more even.
 
@@ -59,7 +60,7 @@ def rebalance(
             servers of `groups` are among them.
         splits: whether a group may be split.
         smallest_bytes: bytes that are not worth a move.
-        barred: a server for each group to which it must not move; None if there are none.
+        barred: the servers to which each group must not move; None if there are none.
     """
     barred = barred or {}
     loads = dict.fromkeys(servers, 0)
@@ -78,7 +79,7 @@ def rebalance(
             there = {
                 number: group
                 for number, group in groups.items()
-                if group.server == giver and barred.get(number) != server
+                if group.server == giver and server not in barred.get(number, frozenset())
             }
             share = min(loads[giver] - mean, mean - loads[server])
             for wanted in (share, gap / 2):  # perhaps all shards are larger than the share

@@ -1,22 +1,25 @@
-"""Rebalancer: moves shards of running jobs to servers that have fewer (no I/O).
+"""Rebalancer: moves shards of running jobs to servers that have fewer, and backups to other zones (no I/O).
 
-`rebalance` decides what should move. A lock group moves as it moves off a server that is about to leave: a copy is made
-on the other server, which then becomes the primary. If a third server can take a copy, a replicated group has two
-complete copies at each moment: its backup moves to the other server first, and makes the next backup before it becomes
-the primary (docs/decisions/0088). A part of a group is split off before, on the primary and on the backup. One move of
-a job is in progress at a time.
+`rebalance` and `move_apart` decide what should move. A lock group moves as it moves off a server that is about to
+leave: a copy is made on the other server, which then becomes the primary. If a third server can take a copy, a
+replicated group has two complete copies at each moment: its backup moves to the other server first, and makes the next
+backup before it becomes the primary (docs/decisions/0088). A part of a group is split off before, on the primary and
+on the backup. One move of a job is in progress at a time.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache
 
+from shoal.status import Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.shards.copy_keeper import CopyKeeper, held_bytes
 from shoal_coordinator.cluster.shards.rebalance import GroupLoad, Move, rebalance
+from shoal_coordinator.cluster.shards.zones import barred_servers, move_apart
 from shoal_coordinator.job import GroupCopies, JobMachine
 from shoal_coordinator.messages import JobRef
 
@@ -75,6 +78,8 @@ class Rebalancer:
             self._settled_at = math.inf
             self._to_check = {job.ref: now for job in self._jobs.live}
             self._failures.clear()
+        self._to_check = dict.fromkeys(self._copies.close, now) | self._to_check
+        self._copies.close.clear()
         held = cache(lambda: held_bytes(self._jobs.values()))  # one look at all jobs, and only if one may move
         for ref in dict.fromkeys([*self._to_check, *self._moves]):
             job = self._jobs.find_live(ref)
@@ -116,10 +121,13 @@ class Rebalancer:
         failing |= {member: end for member, _ in self._servers if (end := self._pause_of(job.ref, member)[1]) > now}
         usable = {member for member, _ in self._servers if member not in failing} | {it.server for it in loads.values()}
         servers = {member: held()[member] for member in usable}
-        move = rebalance(loads, servers, splits=job.copies.may_split, smallest_bytes=self._smallest_bytes)
-        of_backup = move is None and job.copies.is_replicated
-        if of_backup:
-            move = self._backup_move(job, servers)
+        zones = {it.id: it.zone for it in self._members.unordered() if it.role is Role.SERVER}
+        pairs = {it.group: (it.primary.member, it.backup.member) for it in groups if it.backup}
+        apart = move_apart(pairs, {it: size for it, size in servers.items() if it not in failing}, zones)
+        move = apart or rebalance(loads, servers, splits=job.copies.may_split, smallest_bytes=self._smallest_bytes)
+        of_backup = apart is not None or (move is None and job.copies.is_replicated)
+        if move is None and of_backup:
+            move = self._backup_move(job, servers, barred_servers(pairs, zones))
         if move and move.server not in failing:
             self._moves[job.ref] = _Progress(move, now, of_backup)
         elif failing:
@@ -127,11 +135,12 @@ class Rebalancer:
         else:
             del self._to_check[job.ref]
 
-    def _backup_move(self, job: JobMachine, servers: Mapping[str, int]) -> Move | None:
+    def _backup_move(
+        self, job: JobMachine, servers: Mapping[str, int], barred: Mapping[int, AbstractSet[str]]
+    ) -> Move | None:
         """Decides which backup moves next, so that the backups take memory and network of all servers."""
         groups = [(it, it.backup.member) for it in job.copies.groups if it.backup]
         loads = {it.group: GroupLoad(server, job.copies.shard_bytes(it)) for it, server in groups}
-        barred = {it.group: it.primary.member for it, _ in groups}
         usable = {**dict.fromkeys((it.server for it in loads.values()), 0), **servers}
         return rebalance(loads, usable, splits=False, smallest_bytes=self._smallest_bytes, barred=barred)
 
