@@ -68,7 +68,8 @@ class Places:
         return self._moves_left(job, [it for it in members.alive(Role.SERVER) if not it.draining])
 
     def _moves_left(self, job: JobMachine, servers: Sequence[Member]) -> str:
-        names, groups = {it.id for it in servers}, job.copies.groups
+        zones, groups = {it.id: it.zone for it in servers}, job.copies.groups
+        names = {*zones}
         for group in groups:
             if not group.told or group.growing:
                 return f"the copies of {group} change"
@@ -76,6 +77,12 @@ class Places:
                 return f"{group} is on a server that drains"
             if job.copies.is_replicated and len(names) > 1 and (not group.backup or group.backup.member not in names):
                 return f"{group} has no second copy"
+            if (
+                group.backup
+                and len({*zones.values()}) > 1
+                and zones[group.primary.member] == zones[group.backup.member]
+            ):
+                return f"both copies of {group} are in zone {zones[group.primary.member]}"
         loads = {it.group: GroupLoad(it.primary.member, job.copies.shard_bytes(it)) for it in groups}
         move = rebalance(loads, dict.fromkeys(names, 0), splits=job.copies.may_split, smallest_bytes=MOVED_BYTES)
         return f"{move} is left" if move else ""

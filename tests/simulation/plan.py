@@ -73,6 +73,7 @@ class Plan:
         moves: whether the shards are large enough to move, and the job goes on until all is in its place.
         step_s: mean seconds of a worker's step.
         copy_s: seconds that the values of a copy take at most.
+        zones: number of zones of the servers, in turn; 0 means that each server is alone in its zone.
         paces: seconds of each machine's clock in a true second; by index, servers first.
         faults: in order of time.
     """
@@ -96,6 +97,7 @@ class Plan:
     moves: bool = False
     step_s: float = 0.07
     copy_s: float = 0.1
+    zones: int = 0
 
     @property
     def calm_at(self) -> float:
@@ -107,13 +109,17 @@ class Plan:
         """The machines: servers, workers, and the coordinator."""
         return [*server_names(self.servers), *worker_names(self.workers), COORDINATOR]
 
+    def zone_of(self, server: str) -> str:
+        """Returns the zone that a server states."""
+        return f"z{server_names(self.servers).index(server) % self.zones}" if self.zones else ""
+
     def described(self) -> str:
         """Returns the plan in a few lines."""
         lines = [
             f"seed {self.seed}: {self.servers} servers, {self.workers} workers ({self.wanted} wanted), "
             f"{self.consistency}, {self.epochs} x {self.samples} samples in ranges of {self.range_size} and batches of "
             f"{self.batch}, checkpoints every {self.checkpoint_s:g} s, norms={self.norms}, overlap={self.overlap}, "
-            f"replicas={self.replicas}, moves={self.moves}",
+            f"replicas={self.replicas}, moves={self.moves}, zones={self.zones}",
             f"  {self.weather}",
         ]
         lines += [
@@ -218,6 +224,7 @@ def moving(plan: Plan) -> Plan:
     elif draw.random() < 0.7:
         added += _moving_race(draw, draw.choice(added), names, worker_names(plan.workers))
     split = plan.servers
+    zones = 2 if replicas > 1 and servers > 2 and random.Random(f"zones {plan.seed}").random() < 0.5 else 0
     return replace(
         plan,
         servers=servers,
@@ -225,6 +232,7 @@ def moving(plan: Plan) -> Plan:
         moves=True,
         step_s=0.2,
         copy_s=draw.choice((0.1, 0.5, 2.0)),
+        zones=zones,
         samples=draw.choice((32, 45)),
         paces=(*plan.paces[:split], *(draw.uniform(0.95, 1.05) for _ in names[split:]), *plan.paces[split:]),
         faults=in_order([*kept, *added]),

@@ -58,6 +58,8 @@ def _candidates(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, samples=plan.samples // 2)
     if plan.replicas > 1:
         yield replace(plan, replicas=1)
+    if plan.zones:
+        yield replace(plan, zones=0)
     if plan.moves:
         yield replace(plan, moves=False)
     if plan.copy_s > 0.1:

@@ -10,6 +10,7 @@ import pytest
 
 from shoal import errors
 from shoal.consistency import Asynchronous
+from shoal_coordinator.cluster.shards import rebalancer
 from shoal_coordinator.job import GroupCopies
 from simulation import __main__ as command
 from simulation import campaign, messages
@@ -119,6 +120,23 @@ def test_a_server_that_drains_hands_over(kind: FaultKind, replicas: int) -> None
     assert (result.rule, result.undone) == ("", 0)
     assert simulation.servers[1].draining.gone == (kind is FaultKind.DRAIN)
     assert result.seconds < 60.0
+
+
+@pytest.mark.parametrize("change", [CHANGE, Fault(3.0, FaultKind.TERMINATE, "s1", 1.0, grace_s=60.0)])
+def test_the_copies_are_in_different_zones_when_servers_have_come_or_gone(change: Fault) -> None:
+    """Without s1, both servers are in one zone."""
+    simulation = Simulation(replace(moving_plan(change, replicas=2), zones=2))
+    assert (simulation.run().rule, simulation.places.problem()) == ("", "the job does not train")
+    job = simulation.coordinator.job
+    assert job
+    assert all(it.backup and (it.primary.member == "s1") != (it.backup.member == "s1") for it in job.copies.groups)
+
+
+def test_a_job_whose_copies_stay_in_one_zone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebalancer, "move_apart", lambda *_: None)
+    result = run(replace(moving_plan(Fault(3.0, FaultKind.TERMINATE, "s1", 1.0, grace_s=60.0), replicas=2), zones=2))
+    assert result.rule == "completes"
+    assert "in zone z0" in result.what
 
 
 @pytest.mark.parametrize("change", [CHANGE, Fault(3.0, FaultKind.DRAIN, "s1", 0.0)])

@@ -202,8 +202,9 @@ class Member:
             await node.call(COORDINATOR, events.MemberLeft(node.name, self.incarnation))
             self._end()
         if not self.incarnation:
-            address = f"{node.name}:1" if self._role is Role.SERVER else ""
-            registration = Registration(self._role, node.name, self._process, address)
+            is_server = self._role is Role.SERVER
+            address, zone = (f"{node.name}:1", node.world.plan.zone_of(node.name)) if is_server else ("", "")
+            registration = Registration(self._role, node.name, self._process, address, zone=zone)
             reply = await node.call(COORDINATOR, events.RegistrationReceived(registration))
             self.incarnation = reply.incarnation
             self._on_incarnation(self.incarnation)
