@@ -14,6 +14,7 @@ import pytest
 import yaml
 from cryptography import x509
 
+from shoal._role.identity import check_zone
 from shoal._security.certificates import make_certificates
 from shoal._tracing import environment as tracing
 from support.deployment import manifest_network as network
@@ -109,6 +110,15 @@ class TestWhatOverlaysSay:
         scaler = named(rendered("overlays/production"), "HorizontalPodAutoscaler", "worker")
         target = scaler["spec"]["scaleTargetRef"]
         assert "replicas" not in named(rendered("overlays/production"), target["kind"], target["name"])["spec"]
+
+    @pytest.mark.parametrize("overlay", OVERLAYS)
+    def test_the_zone_of_a_server_is_its_node(self, overlay: str) -> None:
+        zones = {
+            each.name: environment(each.pod["containers"][0], rendered(overlay)).get("SHOAL_ZONE", "")
+            for each in workloads(rendered(overlay))
+        }
+        assert zones == {"coordinator": "", "server": "ip-10-0-0-4.compute.internal", "worker": ""}
+        check_zone("server-0", zones["server"])
 
     def test_the_settings_of_all_roles_are_one_map(self) -> None:
         """So the coordinator and the servers always use the same checkpoint storage."""

@@ -21,7 +21,13 @@ Rule = Callable[[Sequence[Object]], Iterator[str]]
 
 _SUFFIXES = {"m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
 # Values of fields that a pod's environment refers to.
-_FIELDS = {"metadata.name": "pod-0", "metadata.namespace": "shoal", "status.podIP": "10.0.0.7", "limits.cpu": "4"}
+_FIELDS = {
+    "metadata.name": "pod-0",
+    "metadata.namespace": "shoal",
+    "spec.nodeName": "ip-10-0-0-4.compute.internal",
+    "status.podIP": "10.0.0.7",
+    "limits.cpu": "4",
+}
 # A variable that stands before it in the list; another one is left as it is.
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 
