@@ -180,7 +180,8 @@ class LaneFactory(TransportFactory):
             ticket = target.credentials.token()
             target.credentials.port_check(target.offer.address)(ticket)
             security = secured(self._security(ticket.encode() or token), target.credentials)
-            welcome = open_handshake(lane, security, hello, within_s=WELCOME_TIMEOUT_S)
+            with target.opening.of(lane):
+                welcome = open_handshake(lane, security, hello, within_s=WELCOME_TIMEOUT_S)
             undo.pop_all()
         return lane, welcome
 

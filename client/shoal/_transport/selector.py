@@ -165,6 +165,8 @@ class Selector:
                 else:
                     self._unfit.add(factory.name)
             except errors.ShoalError as error:
+                if target.opening.closed:
+                    raise
                 self._refuse(factory.carrier)
                 if self._none_left():
                     self._forget()  # the caller's next attempt tries all of them

@@ -41,8 +41,8 @@ class _Route:
     Attributes:
         address: as given.
         pull_transport, push_transport: as for `ServerConnection`.
-        closed: whether `close` was called. Any thread may call it, and it does not wait for a transport that is being
-            opened.
+        closed: whether `close` was called. Any thread may call it. It ends the opening of a transport, too: a server
+            that was stopped accepts a connection, and says nothing on it.
     """
 
     def __init__(self, address: str, layout: CallLayout, setting: str, credentials: Credentials) -> None:
@@ -88,6 +88,7 @@ class _Route:
 
     def close(self) -> None:
         self.closed = True
+        self._target.opening.close()
         for transport in (self.pull_transport, self.push_transport, *self._better.copy().values()):
             if transport:
                 transport.close()

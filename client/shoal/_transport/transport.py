@@ -5,8 +5,10 @@
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -77,6 +79,47 @@ class Transport(ABC):
         """Ends the call in progress with Unreachable or Cancelled. Lent memory and pulled values stay valid."""
 
 
+class Closable(Protocol):
+    """What any thread may close."""
+
+    def close(self) -> None:
+        """Closes it."""
+
+
+class Opening:
+    """What is being opened to a server, so that any thread can end that. Opening may wait for seconds.
+
+    Attributes:
+        closed: whether `close` was called.
+    """
+
+    def __init__(self) -> None:
+        self._opened: set[Closable] = set()
+        self.closed = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being opened."""
+        return bool(self._opened)
+
+    @contextmanager
+    def of(self, opened: Closable) -> Iterator[None]:
+        """Lets `close` close something for the time of a `with` statement."""
+        self._opened.add(opened)
+        if self.closed:  # meanwhile: `close` did not see it
+            opened.close()
+        try:
+            yield
+        finally:
+            self._opened.discard(opened)
+
+    def close(self) -> None:
+        """Closes what is being opened, and what will be."""
+        self.closed = True
+        for opened in self._opened.copy():
+            opened.close()
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The server to which a transport is opened.
@@ -87,6 +130,7 @@ class Target:
         rpc: calls by gRPC, which every server answers.
         offer: the server's offer of transports; empty unless the factory `attaches`.
         credentials: what this process presents to the server.
+        opening: the lanes that are being opened to it.
     """
 
     address: str
@@ -94,6 +138,7 @@ class Target:
     rpc: GrpcCalls
     offer: pb.AttachReply = field(default_factory=pb.AttachReply)
     credentials: Credentials = field(default_factory=Credentials)
+    opening: Opening = field(default_factory=Opening)
 
 
 class TransportUnavailable(Exception):
@@ -149,4 +194,4 @@ class TransportFactory(ABC):
         """
 
 
-__all__ = ["Target", "Transport", "TransportFactory", "TransportUnavailable"]
+__all__ = ["Opening", "Target", "Transport", "TransportFactory", "TransportUnavailable"]
