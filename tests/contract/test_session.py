@@ -651,6 +651,7 @@ def test_a_fork_of_the_process_cannot_use_its_session(session: shoal.Session, co
     assert CALLS.keys() == {name for name in dir(shoal.Session) if name[0] != "_"} - {
         "batch_size",
         "close",
+        "overlap",
         "rank",
         "step",
         "updates",

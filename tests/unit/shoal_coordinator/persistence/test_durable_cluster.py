@@ -160,7 +160,7 @@ def test_jobs_whose_servers_are_gone_end_and_say_why(rig: Rig) -> None:
     rig.now += 7 * 86_400
     rig.crash()
     rig.pass_time(HEARTBEAT_TIMEOUT_S + 1.5, "s0", "s1", "w0", "w1")
-    assert "is lost, and with it the only replica" in rig.status("ran").reason
+    assert "is lost, and with it the last copy" in rig.status("ran").reason
     assert rig.status("waits").reason == "waiting for workers: 0 of 2"
     assert rig.pending == [], "nobody is waited for"
 
