@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,15 @@ def step(optimizer: shoal.torch.DistributedOptimizer) -> None:
 
 
 @pytest.mark.parametrize("loaders", [0, 2])
-def test_two_workers_read_each_sample_once_an_epoch(client: shoal.Client, loaders: int) -> None:
+def test_two_workers_read_each_sample_once_an_epoch(
+    client: shoal.Client, forks: ForkServerContext, loaders: int
+) -> None:
     job = name()
+    loading: dict[str, Any] = {"num_workers": loaders, "multiprocessing_context": forks} if loaders else {}
 
     def work(_: int) -> list[Counter[int]]:
         with opened(client, job=job, workers=2, epochs=3) as optimizer:
-            loader = shoal.torch.DataLoader(numbers(), 8, session=optimizer, num_workers=loaders)
+            loader = shoal.torch.DataLoader(numbers(), 8, session=optimizer, **loading)
             assert len(loader) == 7
             found = []
             for _ in range(3):
