@@ -87,6 +87,23 @@ class CallThreads:
         finally:
             futures.clear()
 
+    def submit(self, call: Callable[[], T]) -> "Future[T]":
+        """Begins a call on a thread. The thread does not keep the program from its end, unlike one of an executor.
+
+        Args:
+            call: the call.
+
+        Returns:
+            Its future result.
+
+        Raises:
+            RuntimeError: the system does not allow this process another thread.
+        """
+        future: Future[T] = Future()
+        if not self._begin(partial(_perform, call, future)):
+            raise RuntimeError("the system does not allow this process another thread")
+        return future
+
     def close(self) -> None:
         """Ends the threads, and waits until their calls have returned."""
         with self._lock:

@@ -25,6 +25,7 @@ import numpy as np
 
 from shoal import _tracing, errors
 from shoal._memory.buffers import BufferPool
+from shoal._training.call_threads import CallThreads
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.parameters import ParameterClient, PullResult, Push, PushResult
 from shoal._wire import Cursor
@@ -62,7 +63,7 @@ class Pipeline:
         self._upload = upload
         self.traces = traces or _tracing.Traces("step")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pipeline") if overlap else None
-        self._sender: ThreadPoolExecutor | None = None  # sends gradients that are given one by one
+        self._sender = CallThreads("pushes")  # sends gradients that are given one by one
         self._feeding: Push | None = None  # the push that still accepts gradients
         self._memory = BufferPool(_SPARE_BYTES, _SPARE_S)
         self._fetched: Future[PullResult] | None = None  # the next step's values
@@ -152,10 +153,9 @@ class Pipeline:
         return PushResult("sent", 0, self.step)
 
     def _push_as_ready(self, push: Push, gradients: Iterable[tuple[str, np.ndarray]]) -> PushResult:
-        self._sender = self._sender or ThreadPoolExecutor(1, thread_name_prefix="pushes")
         self._feeding = push
         try:
-            sent = self._sender.submit(self._send, push)
+            sent = self._sender.submit(partial(self._send, push))
             try:
                 self._parameters.feed(push, gradients)
             except BaseException:
@@ -250,9 +250,9 @@ class Pipeline:
         if feeding := self._feeding:
             feeding.give_up()
         self._parameters.close()
-        for thread in (self._thread, self._sender):
-            if thread:
-                thread.shutdown(wait=True, cancel_futures=True)
+        if self._thread:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+        self._sender.close()
         self.traces.close()
 
     def _check_not_feeding(self) -> None:

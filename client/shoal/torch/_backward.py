@@ -1,8 +1,10 @@
 """Gradients that are sent while the backward pass computes the others."""
 
 import queue
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,6 @@ class BackwardSender:
         enabled: bool = True,
     ) -> None:
         self._tensors, self._push, self._begin = tensors, push, begin
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="push")
         self._ready: queue.SimpleQueue[tuple[str, np.ndarray] | Exception | None] = queue.SimpleQueue()
         self._sent: dict[str, tuple[torch.Tensor, int]] = {}  # by name, the gradient and its version when it was sent
         self._pushed: Future[PushResult] | None = None
@@ -74,7 +75,7 @@ class BackwardSender:
         if pushed is None:
             return None
         try:
-            if changed or any(gradient._version != version for gradient, version in sent.values()):
+            if changed or any(self._differs(name, *it) for name, it in sent.items()):
                 self.enabled = False
                 self._ready.put(_ChangedError())
             else:
@@ -98,12 +99,31 @@ class BackwardSender:
             self._ready.put(item)
         self._ready.put(None)
 
+    def _differs(self, name: str, gradient: torch.Tensor, version: int) -> bool:
+        """Returns whether the gradient of a parameter is another one than that which was sent."""
+        return self._tensors.trained[name].grad is not gradient or gradient._version != version
+
+    def _start(self) -> None:
+        """Pushes on a thread, which does not keep the program from its end: nobody may call `step` any more."""
+        pushed, arriving = Future[PushResult](), self._arriving(self._ready)
+
+        def run() -> None:
+            try:
+                pushed.set_result(self._push(arriving))
+            except BaseException as error:
+                pushed.set_exception(error)
+
+        self._pushed = pushed
+        threading.Thread(target=run, name="push", daemon=True).start()
+
     def close(self) -> None:
-        """Ends the push in progress, and the thread."""
+        """Ends the push in progress."""
         for hook in self._hooks:
             hook.remove()
         self._ready.put(_ChangedError())
-        self._thread.shutdown()
+        if self._pushed:
+            with suppress(BaseException):  # nothing of it counts
+                self._pushed.result()
 
     def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
         def computed(parameter: torch.Tensor) -> None:
@@ -117,7 +137,7 @@ class BackwardSender:
             self._ready.put((name, self._tensors.gradient(name, parameter)))
             if self._pushed is None:
                 self._begin()
-                self._pushed = self._thread.submit(self._push, self._arriving(self._ready))
+                self._start()
 
         return computed
 

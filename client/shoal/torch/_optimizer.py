@@ -212,7 +212,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Args:
             state_dict: a result of `state_dict` for the same parameters.
+
+        Raises:
+            InvalidOptimizer: it is the state of another optimizer.
         """
+        if "shoal" not in state_dict:
+            raise errors.InvalidOptimizer(
+                "the state is that of another optimizer, and the servers keep the state of this one; to begin with it, "
+                "load it into an optimizer of PyTorch, and give that as optimizer_state"
+            )
         super().load_state_dict(state_dict)
         if isinstance(self._spec.learning_rate, optim.Schedule):
             for group, rate in zip(self.param_groups, self._rates, strict=True):

@@ -9,7 +9,10 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from shoal import errors
+from shoal._system.logs import Log
 from shoal.variables import Variable
+
+_log = Log(__name__)
 
 # How the buffers of all workers become one value; "local" keeps those of each worker.
 BufferRule = Literal["mean", "last", "local"]
@@ -48,6 +51,8 @@ class ModelTensors:
         self._zeros: dict[str, np.ndarray] = {}  # gradients of parameters that have none
         self._staging: dict[str, torch.Tensor] = {}  # pinned memory for tensors on GPUs
         self._gpus: set[torch.device] = set()
+        self._versions: dict[str, int] = {}  # PyTorch's counts of the changes of the parameters, at the last `load`
+        self._warned = False
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -60,7 +65,13 @@ class ModelTensors:
         buffers = self.buffers
         arrays = {name: self._array(name, it) for name, it in [*self.parameters.items(), *buffers.items()]}
         self.finish_copies()
-        found = {name: Variable.of(arrays[name], trainable=it.requires_grad) for name, it in self.parameters.items()}
+        # "sum", because a push must have all variables of an aggregation, and no buffer has this one.
+        found = {
+            name: Variable.of(arrays[name])
+            if it.requires_grad
+            else Variable.of(arrays[name], trainable=False, aggregation="sum")
+            for name, it in self.parameters.items()
+        }
         for name, it in buffers.items():
             rule: Literal["mean", "last"] = "mean" if self._rule == "mean" and it.is_floating_point() else "last"
             found[name] = Variable.of(arrays[name], trainable=False, aggregation=rule)
@@ -82,8 +93,25 @@ class ModelTensors:
                 f"{_shown(lost)}); change the module before the optimizer or the session is made, and start another "
                 "job for the changed module"
             )
+        if frozen := [name for name, it in now.items() if it.requires_grad != (name in self.trained)]:
+            raise errors.InvalidVariable(
+                f"requires_grad of {_shown(frozen)} has changed since the job began, and a job trains the same "
+                "variables to its end; change it before the optimizer or the session is made, and start another job"
+            )
+        self._warn_of_lost_values()
         if all(it.grad is None for it in self.trained.values()):
             raise errors.BadRequest("no parameter has a gradient; call loss.backward() before each step")
+
+    def _warn_of_lost_values(self) -> None:
+        """Warns once if the module's values were changed in place since they were pulled, as by `load_state_dict`."""
+        lost = [name for name, it in self.parameters.items() if it._version != self._versions.get(name, it._version)]
+        if lost and not self._warned:
+            self._warned = True
+            _log.warning(
+                "values of the module were changed, and the servers keep theirs: the next pull replaces them. Load "
+                "values before the optimizer or the session is made",
+                changed=_shown(lost),
+            )
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Returns the gradients of all trained parameters. They share the memory of dense tensors on the CPU.
@@ -132,6 +160,7 @@ class ModelTensors:
                     self._copy(name, values[name], parameter)
             for name, buffer in self.buffers.items():
                 self._copy(name, values[name], buffer)
+        self._versions = {name: it._version for name, it in self.parameters.items()}
 
     def _copy(self, name: str, array: np.ndarray, target: torch.Tensor) -> None:
         source = to_tensor(array)

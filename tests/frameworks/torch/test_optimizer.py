@@ -1,5 +1,7 @@
 """`shoal.torch.DistributedOptimizer`: the results of plain PyTorch, its habits, and what it refuses."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +81,15 @@ class TestVariables:
             it.step()
             assert torch.equal(frozen, before)
             assert client.job(job).pull()["0.weight"].tolist() == before.tolist()
+
+    def test_a_frozen_parameter_beside_batch_norm(self, client: shoal.Client) -> None:
+        model = nn.Sequential(nn.BatchNorm1d(FEATURES), network()).double()
+        frozen = model[1][0].weight.requires_grad_(False)
+        before = frozen.detach().clone()
+        with shoal.torch.DistributedOptimizer(model, optim.SGD(0.1), job=name(), client=client) as it:
+            alone(model, it, 3)
+            assert torch.equal(frozen, before)
+            assert model[0].num_batches_tracked == 3
 
     def test_tied_weights_are_one_variable(self, client: shoal.Client) -> None:
         class Tied(nn.Module):
@@ -216,6 +227,43 @@ class TestHabits:
         with shoal.torch.DistributedOptimizer(model, optim.SGD(0.1), job=name(), client=client) as it:
             assert it.step(closure).item() == loss_of(network(), *batch(0)).item()
 
+    def test_a_gradient_in_the_place_of_another_one_is_pushed(self, client: shoal.Client) -> None:
+        def clamped(model: nn.Module) -> None:
+            for it in model.parameters():
+                assert it.grad is not None
+                it.grad = it.grad.clamp(-0.01, 0.01)
+
+        wanted, model = network(), network()
+        alone(wanted, torch.optim.SGD(wanted.parameters(), 0.1), 3, lambda _: clamped(wanted))
+        with shoal.torch.DistributedOptimizer(model, optim.SGD(0.1), job=name(), client=client) as it:
+            alone(model, it, 3, lambda _: clamped(model))
+        assert farthest(arrays(wanted), arrays(model)) <= 1e-12
+
+    def test_values_that_are_loaded_too_late_are_warned_of(
+        self, client: shoal.Client, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        model, saved = network(), network().state_dict()
+        with shoal.torch.DistributedOptimizer(model, optim.SGD(0.1), job=name(), client=client) as it:
+            alone(model, it, 1)
+            assert "values of the module were changed" not in caplog.text
+            model.load_state_dict(saved)
+            alone(model, it, 2)
+        assert caplog.text.count("values of the module were changed") == 1
+        assert "0.weight" in caplog.text
+
+    def test_a_program_that_ends_after_a_backward_pass_without_a_step(self, client: shoal.Client) -> None:
+        script = (
+            "import torch, shoal.torch\n"
+            "model = torch.nn.Linear(3, 1)\n"
+            f"given = {{'job': {name()!r}, 'address': {client.address!r}}}\n"
+            "optimizer = shoal.torch.DistributedOptimizer(model, shoal.optim.SGD(0.1), **given)\n"
+            "model(torch.ones(3)).backward()\n"
+            "raise ValueError('no step')\n"
+        )
+        ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == 1
+        assert "ValueError: no step" in ran.stderr
+
     def test_its_state_goes_into_files_and_back(self, client: shoal.Client) -> None:
         model, job = network(), name()
         with shoal.torch.DistributedOptimizer(model, optim.Adam(0.1), job=job, client=client) as it:
@@ -224,6 +272,8 @@ class TestHabits:
             assert state["shoal"] == {"job": job, "step": 2}
             it.load_state_dict(state)
             assert it.param_groups[0]["lr"] == 0.1
+            with pytest.raises(errors.InvalidOptimizer, match="give that as optimizer_state"):
+                it.load_state_dict(torch.optim.Adam(model.parameters()).state_dict())
 
     def test_a_loaded_state_does_not_replace_the_schedule_of_the_job(self, client: shoal.Client) -> None:
         def ending(*, loads: bool) -> dict[str, np.ndarray]:
@@ -265,6 +315,15 @@ class TestIsRefused:
             model[2] = nn.Linear(16, CLASSES).double()
             loss_of(model, *batch(0)).backward()
             with pytest.raises(errors.InvalidVariable, match=r"new: 2\.weight, 2\.bias; missing: none"):
+                it.step()
+
+    def test_a_parameter_that_is_trained_from_now_on(self, client: shoal.Client) -> None:
+        model = network()
+        frozen = next(model.parameters()).requires_grad_(False)
+        with shoal.torch.DistributedOptimizer(model, optim.SGD(0.1), job=name(), client=client) as it:
+            frozen.requires_grad_(True)
+            loss_of(model, *batch(0)).backward()
+            with pytest.raises(errors.InvalidVariable, match=r"requires_grad of 0\.weight has changed"):
                 it.step()
 
     def test_a_parameter_that_appears_later(self, client: shoal.Client) -> None:
