@@ -91,6 +91,7 @@ def test_no_sample_is_missed_and_only_leased_ranges_are_repeated(client: shoal.C
         for _ in range(DEATHS):
             readers.kill(int(chance.integers(2)), float(chance.uniform(0, 0.3)))
         assert client.job(job).status().state is JobState.RUNNING, "the deaths are within the epoch"
+        Path(f"{readers.path}.over").touch()
         readers.join()
         trained = client.pull(job)["weight"]
         assert (trained > 0).all(), f"{(trained == 0).sum()} samples are missed"

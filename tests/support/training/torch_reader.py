@@ -5,6 +5,7 @@ samples were trained on. The readers append the numbers of the samples to a file
 """
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class Numbers(Dataset[int]):
 
 
 def read_leased(address: str, job: str, samples: int, path: str, worker: str, options: dict[str, Any]) -> None:
-    """Trains with `shoal.torch.DataLoader` until the epoch ends."""
+    """Trains with `shoal.torch.DataLoader` until the epoch ends. After half of it, waits for a file: PATH.over."""
     torch.set_num_threads(1)
     model = nn.ParameterDict({"weight": nn.Parameter(torch.zeros(samples))})
     with shoal.Client(address) as client, open(path, "a", encoding="utf-8") as seen:
@@ -50,6 +51,8 @@ def read_leased(address: str, job: str, samples: int, path: str, worker: str, op
         with optimizer:
             loading: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork"}
             for batch in shoal.torch.DataLoader(Numbers(samples), session=optimizer, **loading):
+                while client.job(job).data().total.done > samples // 2 and not Path(f"{path}.over").exists():
+                    time.sleep(0.02)
                 seen.write(" ".join(map(str, batch.tolist())) + "\n")
                 seen.flush()
                 model["weight"].grad = torch.zeros(samples).index_fill_(0, batch, -1.0)
