@@ -221,7 +221,7 @@ def test_drain_by_command_ends_the_server_while_jobs_with_replicas_train_on(tmp_
                 enough.set()
             np.testing.assert_array_equal(trained.result(20), np.full(4, -pushes, np.float32))
         hurry.touch()
-        job.wait(timeout_s=30)
+        job.wait(timeout_s=60)
         for name in ("of-workers", "of-a-session"):
             status = client.job(name).status()
             assert (status.restarts, status.failovers) == (0, 0), name
