@@ -31,7 +31,7 @@ HEADERS = "cuda-headers"
 
 # PyTorch and JAX have a build for each accelerator, and pip's configuration decides which one it installs. Keras needs
 # one of them, and Transformers needs PyTorch.
-UNLOCKED_EXTRAS = frozenset({"jax", "keras3", "reference", "torch", "transformers"})
+UNLOCKED_EXTRAS = frozenset({"jax", "keras", "reference", "torch", "transformers"})
 
 # Where the lock files must work: Linux, with the Pythons of pyproject.toml.
 _MACHINES = ("x86_64", "aarch64")

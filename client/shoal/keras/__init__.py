@@ -9,7 +9,7 @@ the form of Keras that need neither.
 
 from shoal._system import load
 
-load("keras", "shoal.keras", extra="keras3")
+load("keras", "shoal.keras", extra="keras")
 
 from shoal.keras._metrics import ReportMetrics  # noqa: E402 - after the check, whose error says what to install
 from shoal.keras._optimizer import DistributedOptimizer  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
     [
         ("torch", "torch", "torch"),
         ("jax", "jax", "jax"),
-        ("keras", "keras", "keras3"),
+        ("keras", "keras", "keras"),
         ("transformers", "torch", "transformers"),
     ],
 )

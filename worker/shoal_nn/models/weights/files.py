@@ -79,7 +79,7 @@ def _read(path: Path, file: IO[bytes]) -> dict[str, np.ndarray]:
 
 def _from_hdf5(path: Path) -> dict[str, np.ndarray]:
     """Reads weights of Keras: the older format, which is published, and that of `save_weights` in Keras 3."""
-    h5py = load("h5py", f"the file {path}", extra="keras")
+    h5py = load("h5py", f"the file {path}", extra="hdf5")
     found: dict[str, np.ndarray] = {}
 
     def visit(name: str, item: Any) -> None:
