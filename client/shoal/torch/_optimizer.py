@@ -60,6 +60,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model_session: the session of the module.
     """
 
+    # `torch.amp.GradScaler` then calls `step` even if it would skip it, so `step` can refuse.
+    _step_supports_amp_scaling = True
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -129,12 +132,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             The loss of the closure.
 
         Raises:
-            BadRequest: no parameter has a gradient: `backward` was not called.
+            BadRequest: no parameter has a gradient: `backward` was not called; or a `GradScaler` calls this.
             InvalidVariable: the module has new parameters.
             InvalidOptimizer: learning rates of groups were changed by different factors.
             ShoalError: see `shoal.Session.push`.
         """
         loss = None
+        if self.__dict__.pop("found_inf", None) is not None:
+            self._sender.cancel()
+            raise errors.BadRequest(
+                "a GradScaler calls step, and a step that it skips would leave the other workers waiting; train "
+                "without it, in bfloat16, whose gradients need no scale"
+            )
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()

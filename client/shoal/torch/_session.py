@@ -145,7 +145,8 @@ def session(
         address: host:port of the coordinator; see `shoal.Client`. Not with a client.
         client: the client to use, which stays open. None opens one.
         buffers: how the buffers of all workers, such as the statistics of BatchNorm, become one value in a synchronous
-            step: their mean, the last one, or "local" for none.
+            step: "mean"; "last" for the value of one of them; "sum" for the last value and the changes of all workers
+            since, which is right for counts; or "local" for no common value.
         worker: see `shoal.Client.session`.
         on_error: see `shoal.Client.session`.
         optimizer_state: the state that the optimizer of a new job goes on from: an optimizer of PyTorch with the

@@ -9,7 +9,7 @@ import torch
 from shoal import errors
 from shoal._system import check_count, listed
 from shoal.optim import OptimizerState
-from shoal.torch._tensors import to_array, to_tensor
+from shoal.torch._tensors import named_parameters, to_array, to_tensor
 
 # For each optimizer of PyTorch, its name of each slot that the servers have, too.
 _ADAM = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
@@ -127,7 +127,7 @@ def _keys_of(optimizer: torch.optim.Optimizer) -> Mapping[str, str]:
 
 def _names(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[torch.Tensor, str]:
     """Returns the name of each parameter of an optimizer in the module."""
-    known: dict[Any, str] = {it: name for name, it in model.named_parameters()}
+    known: dict[Any, str] = {it: name for name, it in named_parameters(model).items()}
     its = [it for group in optimizer.param_groups for it in group["params"]]
     if strangers := len([it for it in its if it not in known]):
         raise errors.InvalidOptimizer(

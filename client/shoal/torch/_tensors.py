@@ -15,8 +15,10 @@ from shoal.variables import Variable
 _log = Log(__name__)
 
 # How the buffers of all workers become one value; "local" keeps those of each worker.
-BufferRule = Literal["mean", "last", "local"]
-_BUFFER_RULES = ("mean", "last", "local")
+BufferRule = Literal["mean", "last", "sum", "local"]
+_BUFFER_RULES = ("mean", "last", "sum", "local")
+# What `torch.compile` puts into the names of the parameters of the modules that it wraps.
+_COMPILED = "_orig_mod."
 # Names that an error lists.
 _MAX_NAMED = 5
 
@@ -24,14 +26,14 @@ _MAX_NAMED = 5
 class ModelTensors:
     """The parameters and buffers of a module that are variables of a job, by their names in `state_dict`.
 
-    A parameter that several modules share has its first name. A parameter that needs no gradient, and a buffer, is a
-    variable that is not trained. Buffers of other dtypes than floats and int64, and those that are not in `state_dict`,
-    stay with each worker.
+    A module of `torch.compile` has the names of the module that it wraps. A parameter that several modules share has
+    its first name. A parameter that needs no gradient, and a buffer, is a variable that is not trained. Buffers of
+    other dtypes than floats and int64, and those that are not in `state_dict`, stay with each worker.
 
     Args:
         model: the module.
-        buffers: how the buffers of all workers become one value in a synchronous step. int64 buffers, such as the
-            counters of BatchNorm, are always "last".
+        buffers: how the buffers of all workers become one value in a synchronous step; see `shoal.torch.session`.
+            "mean" does not apply to int64 buffers, such as the counters of BatchNorm: they are "last".
 
     Raises:
         InvalidVariable: a parameter has no values, or is complex or sparse.
@@ -42,10 +44,11 @@ class ModelTensors:
         if buffers not in _BUFFER_RULES:
             raise errors.BadRequest(f"buffers is {buffers!r}; give one of {', '.join(map(repr, _BUFFER_RULES))}")
         self._model, self._rule = model, buffers
-        self.parameters = dict(model.named_parameters())
+        self.parameters = named_parameters(model)
         self.trained = {name: it for name, it in self.parameters.items() if it.requires_grad}
         shared = [] if buffers == "local" else [(name, it) for name, it in _buffers(model) if _is_shared(it)]
         self._buffers = [name for name, _ in shared]
+        self._pulled: dict[str, np.ndarray] = {}  # with "sum", the shared buffers of the last `load`
         for name, tensor in [*self.parameters.items(), *shared]:
             _check(name, tensor)
         self._zeros: dict[str, np.ndarray] = {}  # gradients of parameters that have none
@@ -57,7 +60,7 @@ class ModelTensors:
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
         """The shared buffers. A call such as `model.cuda()` puts others in their places."""
-        now = dict(self._model.named_buffers()) if self._buffers else {}
+        now = {plain_name(name): it for name, it in self._model.named_buffers()} if self._buffers else {}
         return {name: now[name] for name in self._buffers}
 
     def variables(self) -> dict[str, Variable]:
@@ -65,17 +68,28 @@ class ModelTensors:
         buffers = self.buffers
         arrays = {name: self._array(name, it) for name, it in [*self.parameters.items(), *buffers.items()]}
         self.finish_copies()
-        # "sum", because a push must have all variables of an aggregation, and no buffer has this one.
+        # A push must have all variables of an aggregation, so frozen parameters have one that no buffer has.
+        frozen: Literal["mean", "sum"] = "mean" if self._rule == "sum" else "sum"
         found = {
             name: Variable.of(arrays[name])
             if it.requires_grad
-            else Variable.of(arrays[name], trainable=False, aggregation="sum")
+            else Variable.of(arrays[name], trainable=False, aggregation=frozen)
             for name, it in self.parameters.items()
         }
         for name, it in buffers.items():
-            rule: Literal["mean", "last"] = "mean" if self._rule == "mean" and it.is_floating_point() else "last"
-            found[name] = Variable.of(arrays[name], trainable=False, aggregation=rule)
+            found[name] = Variable.of(arrays[name], trainable=False, aggregation=self._aggregation(it))
+        self._keep_for_sums({name: arrays[name] for name in buffers})
         return found
+
+    def _aggregation(self, buffer: torch.Tensor) -> Literal["mean", "last", "sum"]:
+        if self._rule == "sum":
+            return "sum"
+        return "mean" if self._rule == "mean" and buffer.is_floating_point() else "last"
+
+    def _keep_for_sums(self, buffers: Mapping[str, np.ndarray]) -> None:
+        """Keeps values of the shared buffers, from which the changes are counted that a "sum" adds."""
+        if self._rule == "sum":
+            self._pulled = {name: it.copy() for name, it in buffers.items()}
 
     def check(self) -> None:
         """Checks that the gradients of the module can be pushed.
@@ -84,7 +98,7 @@ class ModelTensors:
             BadRequest: no parameter has a gradient.
             InvalidVariable: the module has another parameter, or has lost one.
         """
-        now = dict(self._model.named_parameters())
+        now = named_parameters(self._model)
         if now.keys() != self.parameters.keys() or any(now[name] is not it for name, it in self.parameters.items()):
             new = [name for name, it in now.items() if self.parameters.get(name) is not it]
             lost = [name for name in self.parameters if name not in now]
@@ -140,10 +154,10 @@ class ModelTensors:
         return self._array(f"gradient of {name}", parameter.grad)
 
     def updates(self) -> dict[str, np.ndarray] | None:
-        """Returns the values of the shared buffers; None if there are none."""
+        """Returns the values of the shared buffers, or with "sum", their changes; None if there are none."""
         found = {name: self._array(name, it) for name, it in self.buffers.items()}
         self.finish_copies()
-        return found or None
+        return {name: it - self._pulled[name] if self._pulled else it for name, it in found.items()} or None
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
         """Puts values into the module. A dense parameter on the CPU uses the memory of its array from now on.
@@ -160,6 +174,7 @@ class ModelTensors:
                     self._copy(name, values[name], parameter)
             for name, buffer in self.buffers.items():
                 self._copy(name, values[name], buffer)
+        self._keep_for_sums({name: values[name] for name in self._buffers})
         self._versions = {name: it._version for name, it in self.parameters.items()}
 
     def _copy(self, name: str, array: np.ndarray, target: torch.Tensor) -> None:
@@ -189,10 +204,20 @@ class ModelTensors:
             torch.cuda.synchronize(gpu)
 
 
+def plain_name(name: str) -> str:
+    """Returns the name of a parameter or buffer without what `torch.compile` adds."""
+    return name.replace(_COMPILED, "")
+
+
+def named_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Returns the parameters of a module by plain name. One that several modules share has its first name."""
+    return {plain_name(name): it for name, it in model.named_parameters()}
+
+
 def _buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the buffers that `state_dict` has, each under its first name."""
+    """Yields the buffers that `state_dict` has, each under its first plain name."""
     kept = model.state_dict(keep_vars=True)
-    return ((name, it) for name, it in model.named_buffers() if name in kept)
+    return ((plain_name(name), it) for name, it in model.named_buffers() if name in kept)
 
 
 def _is_shared(buffer: torch.Tensor) -> bool:
@@ -246,4 +271,4 @@ def _shown(names: list[str]) -> str:
     return ", ".join(names[:_MAX_NAMED]) + (", ..." if len(names) > _MAX_NAMED else "") if names else "none"
 
 
-__all__ = ["BufferRule", "ModelTensors", "to_array", "to_tensor"]
+__all__ = ["BufferRule", "ModelTensors", "named_parameters", "to_array", "to_tensor"]

@@ -15,7 +15,7 @@ from shoal.client import Client
 from shoal.session import Session
 from shoal.torch import DistributedOptimizer
 from shoal.torch._equivalents import checked_optimizer, converted
-from shoal.torch._tensors import BufferRule
+from shoal.torch._tensors import BufferRule, named_parameters
 from shoal.transformers._checkpoints import restore_of, write_link
 from shoal.transformers._data import EpochPlan, TrainerData
 from shoal.transformers._rates import JobRates
@@ -182,7 +182,7 @@ class DistributedTraining(transformers.TrainerCallback):
         """Returns the trainer's optimizer as one of Shoal, and whether that has the schedule, too."""
         trainer, steps = self._trainer, self._trainer.state.max_steps
         trainer.optimizer = self._own
-        names = {it: name for name, it in trainer.model.named_parameters()}
+        names = {it: name for name, it in named_parameters(trainer.model).items()}
         plain = self._plain["create_optimizer"]()
         found = converted(plain, names, clip_norm=trainer.args.max_grad_norm or 0.0)
         trainer.lr_scheduler = None

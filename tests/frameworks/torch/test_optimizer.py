@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import shoal
 import shoal.torch
 from shoal import errors, optim
 from shoal.events import MetricsReported
-from shoal.torch._tensors import ModelTensors
+from shoal.torch._tensors import ModelTensors, named_parameters
 from support.torch_training import (
     CLASSES,
     FEATURES,
@@ -71,6 +72,41 @@ class TestVariables:
         for it in found:
             np.testing.assert_allclose(it["0.running_mean"], mean, rtol=1e-12)
             assert it["0.num_batches_tracked"] == 1
+
+    def test_buffers_by_sum_count_the_changes_of_all_workers(self, client: shoal.Client) -> None:
+        class Counting(nn.Module):
+            """A perceptron that counts its samples."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = network()
+                self.inner[0].weight.requires_grad_(False)
+                self.register_buffer("samples", torch.tensor(100))
+                self.register_buffer("share", torch.tensor([0.5, 0.0]).double())
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.samples += len(x)
+                self.share += 0.25
+                return self.inner(x)
+
+        for found in trained(client, optim.SGD(0.1), 3, model=Counting, buffers="sum"):
+            assert found["samples"] == 100 + sum(len(batch(step)[0]) for step in range(3))
+            assert found["share"].tolist() == [0.5 + 2 * 3 * 0.25, 2 * 3 * 0.25]
+
+    def test_a_compiled_module_has_the_names_of_its_own(self, client: shoal.Client) -> None:
+        wanted = network()
+        plain = torch.optim.Adam(wanted.parameters(), 0.1)
+        alone(wanted, plain, 3)
+        model = network()
+        model[0] = torch.compile(model[0], backend="eager")
+        whole: Any = torch.compile(model, backend="eager")
+        with shoal.torch.DistributedOptimizer(whole, optim.Adam(0.1), job=name(), client=client) as it:
+            alone(whole, it, 3)
+            assert it.session.pull().keys() == wanted.state_dict().keys()
+            state = it.state_dict_for(torch.optim.Adam(whole.parameters(), 0.1))
+        found = {key: it.detach().numpy() for key, it in named_parameters(whole).items()}
+        assert farthest(arrays(wanted), found) <= 1e-12
+        assert torch.allclose(state["state"][0]["exp_avg"], plain.state_dict()["state"][0]["exp_avg"], atol=1e-12)
 
     def test_frozen_parameters_stay_and_are_in_checkpoints(self, client: shoal.Client) -> None:
         model = network()
@@ -239,6 +275,32 @@ class TestHabits:
             alone(model, it, 3, lambda _: clamped(model))
         assert farthest(arrays(wanted), arrays(model)) <= 1e-12
 
+    def test_two_modules_with_a_job_each(self, client: shoal.Client) -> None:
+        """The backward pass of one also computes gradients of the other, as in generative adversarial networks."""
+
+        def play(optimizer_of: Callable[[nn.Module], torch.optim.Optimizer]) -> dict[str, np.ndarray]:
+            torch.manual_seed(0)
+            maker, judge = nn.Linear(4, 4).double(), nn.Linear(4, 1).double()
+            for_maker, for_judge = optimizer_of(maker), optimizer_of(judge)
+            for _ in range(4):
+                noise = torch.randn(8, 4, dtype=torch.float64)
+                for_judge.zero_grad()
+                (judge(noise) - judge(maker(noise).detach())).mean().backward()
+                for_judge.step()
+                for_maker.zero_grad()
+                judge(maker(noise)).mean().backward()
+                for_maker.step()
+            return {**arrays(maker), **{f"judge.{key}": it for key, it in arrays(judge).items()}}
+
+        with ExitStack() as opened:
+
+            def of_shoal(model: nn.Module) -> torch.optim.Optimizer:
+                made = shoal.torch.DistributedOptimizer(model, optim.Adam(0.1), job=name(), client=client)
+                return opened.enter_context(made)
+
+            found = play(of_shoal)
+        assert farthest(play(lambda it: torch.optim.Adam(it.parameters(), 0.1)), found) <= 1e-12
+
     def test_values_that_are_loaded_too_late_are_warned_of(
         self, client: shoal.Client, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -301,94 +363,6 @@ class TestHabits:
             alone(model, it, 1)
         reports = [it for it in client.job(job).events() if isinstance(it, MetricsReported)]
         assert [it.values["loss"] for it in reports if it.values] == [2.5]
-
-
-class TestIsRefused:
-    @staticmethod
-    def make(client: shoal.Client, model: nn.Module, optimizer: Any = None, **options: Any) -> Any:
-        given = optimizer or optim.SGD(0.1)
-        return shoal.torch.DistributedOptimizer(model, given, job=name(), client=client, **options)
-
-    def test_a_parameter_in_the_place_of_another_one(self, client: shoal.Client) -> None:
-        model = network()
-        with self.make(client, model) as it:
-            model[2] = nn.Linear(16, CLASSES).double()
-            loss_of(model, *batch(0)).backward()
-            with pytest.raises(errors.InvalidVariable, match=r"new: 2\.weight, 2\.bias; missing: none"):
-                it.step()
-
-    def test_a_parameter_that_is_trained_from_now_on(self, client: shoal.Client) -> None:
-        model = network()
-        frozen = next(model.parameters()).requires_grad_(False)
-        with shoal.torch.DistributedOptimizer(model, optim.SGD(0.1), job=name(), client=client) as it:
-            frozen.requires_grad_(True)
-            loss_of(model, *batch(0)).backward()
-            with pytest.raises(errors.InvalidVariable, match=r"requires_grad of 0\.weight has changed"):
-                it.step()
-
-    def test_a_parameter_that_appears_later(self, client: shoal.Client) -> None:
-        model = network()
-        with self.make(client, model) as it:
-            model.append(nn.Linear(CLASSES, CLASSES).double())
-            loss_of(model, *batch(0)).backward()
-            with pytest.raises(errors.InvalidVariable, match=r"new: 3\.weight, 3\.bias"):
-                it.step()
-            with pytest.raises(errors.InvalidVariable, match="gets no more variables"):
-                it.add_param_group({"params": [*model[3].parameters()]})
-
-    @pytest.mark.parametrize(
-        ("model", "said"),
-        [
-            (lambda: nn.Linear(2, 2, device="meta"), "on the meta device.*to_empty"),
-            (lambda: nn.Linear(2, 2).to(torch.complex64), r"is torch\.complex64; .*view_as_real"),
-            (lambda: nn.LazyLinear(2), "has no shape yet; call the module with one batch"),
-        ],
-    )
-    @pytest.mark.filterwarnings("ignore:Complex modules:UserWarning", "ignore:Lazy modules:UserWarning")
-    def test_a_parameter_without_real_values(
-        self, client: shoal.Client, model: Callable[[], nn.Module], said: str
-    ) -> None:
-        with pytest.raises(errors.InvalidVariable, match=said):
-            self.make(client, model())
-
-    def test_a_sparse_gradient(self, client: shoal.Client) -> None:
-        model = nn.Embedding(4, 2, sparse=True)
-        with self.make(client, model) as it:
-            model(torch.tensor([1])).sum().backward()
-            with pytest.raises(errors.InvalidGradient, match=r"the gradient of 'weight' is sparse; .*sparse=False"):
-                it.step()
-
-    def test_a_step_without_a_backward_pass(self, client: shoal.Client) -> None:
-        with self.make(client, network()) as it, pytest.raises(errors.BadRequest, match=r"call loss\.backward\(\)"):
-            it.step()
-
-    def test_other_shapes_than_those_of_the_job(self, client: shoal.Client) -> None:
-        job = name()
-        with (
-            shoal.torch.DistributedOptimizer(nn.Linear(2, 2), optim.SGD(0.1), job=job, client=client),
-            pytest.raises(errors.InvalidJob, match="weight"),
-        ):
-            shoal.torch.DistributedOptimizer(nn.Linear(3, 2), optim.SGD(0.1), job=job, client=client)
-
-    @pytest.mark.parametrize(
-        ("given", "said"),
-        [
-            (lambda it: torch.optim.SGD(it, 0.1), r"shoal\.optim\.SGD\(0\.1, weight_decay=0\)"),
-            (
-                lambda it: torch.optim.SGD(it, 0.1, momentum=0.9, nesterov=True),
-                r"shoal\.optim\.Momentum\(0\.1, momentum=0\.9, nesterov=True, weight_decay=0\)",
-            ),
-            (lambda it: torch.optim.AdamW(it, 1e-3), r"shoal\.optim\.AdamW\(0\.001, betas=\(0\.9, 0\.999\), eps=1e-08"),
-            (torch.optim.Rprop, r"torch\.Rprop; give one of shoal\.optim"),
-            (lambda _: "adam", r"builtins\.str; give one of shoal\.optim"),
-        ],
-    )
-    def test_an_optimizer_of_another_library(
-        self, client: shoal.Client, given: Callable[[Any], Any], said: str
-    ) -> None:
-        model = network()
-        with pytest.raises(errors.InvalidOptimizer, match=said):
-            self.make(client, model, given(model.parameters()))
 
 
 def test_the_plain_form_trains_too(client: shoal.Client) -> None:
