@@ -21,7 +21,7 @@ help:
 	@echo "make test-cluster  test clusters of real processes, and faults"
 	@echo "make test-gpu  run the tests and the benchmark that need a GPU; GPU=gpu13 for CUDA 13"
 	@echo "make test-lowest  run the unit tests with the lowest versions of dependencies that pyproject.toml declares"
-	@echo "make test-frameworks  install PyTorch, JAX and Keras, and test the adapters; FULL=1 adds TensorFlow and Transformers"
+	@echo "make test-frameworks  install PyTorch, JAX and Keras, and test the adapters; FULL=1 adds TensorFlow, Transformers and Lightning"
 	@echo "make reference  install PyTorch, JAX and Flax, compare layers, models and training with PyTorch, and check trees of JAX"
 	@echo "make chaos   repeat the fault scenarios and write a report (runs/chaos); CHAOS=name,... selects scenarios, CHAOS_RUNS=5 sets 5 runs for each test"
 	@echo "make simulate  run 10,000 seeds of a simulated cluster with faults (runs/simulation); SEEDS=2000 for fewer, SEED=42 replays one"
@@ -115,12 +115,12 @@ reference: $(SETUP)
 	$(PIP) install --quiet --editable '.[dev,reference]'
 	$(BIN)/python -m pytest -n 2 tests/reference
 
-# The adapters: with PyTorch, JAX, and Keras on both. FULL=1 adds Keras on TensorFlow, and Transformers. A test whose
+# The adapters: with PyTorch, JAX, and Keras on both. FULL=1 adds Keras on TensorFlow, Transformers and Lightning. A test whose
 # framework is missing is skipped.
 FULL ?=
 
 test-frameworks: $(SETUP)
-	$(PIP) install --quiet --editable '.[dev,reference$(if $(FULL),$(COMMA)transformers)]' $(if $(FULL),tensorflow)
+	$(PIP) install --quiet --editable '.[dev,reference$(if $(FULL),$(COMMA)transformers)]' $(if $(FULL),tensorflow lightning)
 	$(TESTS) tests/frameworks
 
 # The files of tests that have long forms.

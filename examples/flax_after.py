@@ -33,7 +33,7 @@ def step(model: nnx.Module, x: jax.Array, y: jax.Array) -> jax.Array:
 def main() -> None:
     model, (images, labels) = network(), digits()
     given = AdamW(3e-3, weight_decay=1e-4)
-    optimizer = DistributedOptimizer(model, given, job="flax-digits", workers=2, batch_size=32, epochs=EPOCHS)
+    optimizer = DistributedOptimizer(model, given, job="flax-digits", workers=2, batch_size=16, epochs=EPOCHS)
     for numbers in optimizer.session.batches(len(images)):
         loss, gradients = step(model, images[numbers], labels[numbers])
         optimizer.update(model, gradients, weight=len(numbers))

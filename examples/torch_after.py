@@ -28,8 +28,8 @@ def network() -> nn.Module:
 def main() -> None:
     model = network()
     given = AdamW(3e-3, clip_norm=1.0)
-    optimizer = DistributedOptimizer(model, given, job="digits", workers=2, batch_size=32, epochs=EPOCHS)
-    loader = DataLoader(digits(), 32, session=optimizer)
+    optimizer = DistributedOptimizer(model, given, job="digits", workers=2, batch_size=16, epochs=EPOCHS)
+    loader = DataLoader(digits(), 16, session=optimizer)
     for epoch in range(EPOCHS):
         for x, y in loader:
             optimizer.zero_grad()

@@ -18,7 +18,7 @@ SAMPLES = {"torch": 10 * 1797, "flax": 10 * 1797, "keras": None, "transformers":
 JOBS = {"torch": "digits", "flax": "flax-digits", "keras": "keras-digits", "transformers": "counting"}
 # Files that a loop writes.
 WEIGHTS = {"torch": "digits.pt", "transformers": "counting/model.safetensors"}
-BACKENDS = ("jax", "torch")
+BACKENDS = ("jax", "torch", "tensorflow")
 PATIENCE_S = 110
 
 

@@ -105,6 +105,24 @@ def test_arrays_share_memory_if_it_is_aligned() -> None:
     assert to_jax(other).tolist() == other.tolist()
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_arrays_of_earlier_steps_keep_their_values(client: shoal.Client, overlap: bool) -> None:
+    """JAX shares memory with the arrays of a pull, so a later pull must not write there."""
+    params: Any = {"w": jnp.zeros((100, 64)), "b": [jnp.zeros(64), jnp.zeros(())]}
+    options: dict[str, Any] = {"consistency": shoal.Asynchronous(), "overlap": overlap, "client": client}
+    steps, kept = 40, []
+    with shoal.jax.DistributedOptimizer(params, optim.SGD(1.0), job=name(), **options) as it:
+        assert it.session.overlap is overlap
+        for step in range(steps):
+            params = it.update(params, jax.tree.map(lambda each, by=step: jnp.full_like(each, -by), params))
+            kept.append((params, jax.tree.map(np.array, params)))
+        it.session.settle()
+        params = it.pull(params)
+    for each, copies in kept:
+        jax.tree.map(np.testing.assert_array_equal, each, copies)
+    assert all((each == sum(range(steps))).all() for each in jax.tree.leaves(params))
+
+
 class TestIsRefused:
     def test_an_update_inside_a_compiled_function(self, client: shoal.Client) -> None:
         params = parameters()
