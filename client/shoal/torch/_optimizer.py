@@ -60,7 +60,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model_session: the session of the module.
     """
 
-    # `torch.amp.GradScaler` then calls `step` even if it would skip it, so `step` can refuse.
+    # A `torch.amp.GradScaler` leaves the scale of gradients to `step` then, and sets `found_inf` and `grad_scale`.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -125,6 +125,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Pushes the gradients, and puts the new values of all workers into the module.
 
+        If a `GradScaler` calls it with gradients that are not finite, it does nothing.
+
         Args:
             closure: computes the loss and the gradients again, and returns the loss.
 
@@ -132,21 +134,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
             The loss of the closure.
 
         Raises:
-            BadRequest: no parameter has a gradient: `backward` was not called; or a `GradScaler` calls this.
+            BadRequest: no parameter has a gradient: `backward` was not called.
             InvalidVariable: the module has new parameters.
             InvalidOptimizer: learning rates of groups were changed by different factors.
             ShoalError: see `shoal.Session.push`.
         """
         loss = None
-        if self.__dict__.pop("found_inf", None) is not None:
-            self._sender.cancel()
-            raise errors.BadRequest(
-                "a GradScaler calls step, and a step that it skips would leave the other workers waiting; train "
-                "without it, in bfloat16, whose gradients need no scale"
-            )
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if hasattr(self, "found_inf") and not self._unscale():
+            return loss
         try:
             if (rate := self._own_rate()) != self._pushed_rate:  # changed since the push in progress has begun
                 self._sender.cancel()
@@ -261,6 +259,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.model_session.push_from(
             self._model, gradients=gradients, metrics=self._pushed_metrics, learning_rate=self._pushed_rate
         )
+
+    def _unscale(self) -> bool:
+        """Divides the gradients by their scale, and returns whether they are finite."""
+        self._sender.cancel()
+        self._sender.enabled = False  # PyTorch does not count this change, so what was sent early would count
+        if float(self.found_inf):
+            return False
+        if (scale := self.grad_scale) is not None:  # the user has not called `unscale_`
+            gradients = [it.grad for it in self.model_session.tensors.trained.values() if it.grad is not None]
+            torch._foreach_mul_(gradients, 1.0 / float(scale))
+        return True
 
     def _take_metrics(self) -> None:
         """Lets the push that begins report the metrics, besides those of a push that ended without a result."""

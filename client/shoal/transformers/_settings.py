@@ -34,7 +34,7 @@ def check_trainer(trainer: Any, options: dict[str, Any]) -> None:
         raise errors.BadRequest(f"{name} is given; set {_OF_ARGUMENTS[name]} of the TrainingArguments instead")
     args: Any = trainer.args
     refused = {
-        "fp16": (args.fp16, "a step that one worker skips would leave the others waiting; use bf16"),
+        "fp16": (args.fp16, "its scaler skips steps that the trainer counts; use bf16"),
         "auto_find_batch_size": (args.auto_find_batch_size, "the job has one batch size; set it"),
         "deepspeed": (trainer.is_deepspeed_enabled, "the servers update the values; leave it out"),
         "fsdp": (trainer.is_fsdp_enabled, "the servers hold the values; leave it out"),

@@ -1,4 +1,4 @@
-"""A worker that trains a small `LightningModule`: python lightning_training.py COORDINATOR JOB FILE.
+"""A worker that trains a small `LightningModule`: python lightning_training.py COORDINATOR JOB FILE PRECISION.
 
 It follows the recipe of docs/how-to/frameworks.md. The weights go to the file.
 """
@@ -42,9 +42,10 @@ class Line(lightning.LightningModule):
         return DataLoader(data, BATCH, sampler=DistributedSampler(data, num_replicas=2, rank=rank))
 
 
-def main(address: str, job: str, path: str) -> None:
+def main(address: str, job: str, path: str, precision: str) -> None:
+    given = {"max_epochs": EPOCHS, "devices": 1, "accelerator": "cpu", "precision": precision}
     quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-    trainer = lightning.Trainer(max_epochs=EPOCHS, devices=1, accelerator="cpu", use_distributed_sampler=False, **quiet)
+    trainer = lightning.Trainer(use_distributed_sampler=False, **given, **quiet)
     model = Line(address, job)
     trainer.fit(model)
     torch.save(model.state_dict(), path)

@@ -301,6 +301,31 @@ class TestHabits:
             found = play(of_shoal)
         assert farthest(play(lambda it: torch.optim.Adam(it.parameters(), 0.1)), found) <= 1e-12
 
+    def test_a_scaler_of_gradients_may_skip_steps(self, client: shoal.Client) -> None:
+        """A worker that skips its first batch takes part in the first step with its second one."""
+        wanted, job, models = network(), name(), [network() for _ in range(2)]
+        plain = torch.optim.SGD(wanted.parameters(), 0.1)
+        for step in range(4):
+            plain.zero_grad()
+            losses = [loss_of(wanted, *part(step + rank, rank)) for rank in range(2)]
+            (sum(losses) / 2).backward()
+            plain.step()
+
+        def work(worker: int) -> None:
+            own, scaler = models[worker], torch.amp.GradScaler("cpu", init_scale=2.0**10)
+            with shoal.torch.DistributedOptimizer(own, optim.SGD(0.1), job=job, workers=2, client=client) as it:
+                rank = it.session.rank
+                for step in range(4 + rank):
+                    it.zero_grad()
+                    factor = float("inf") if rank and not step else 1.0
+                    scaler.scale(loss_of(own, *part(step, rank)) * factor).backward()
+                    scaler.step(it)
+                    scaler.update()
+
+        together(work)
+        for model in models:
+            assert farthest(arrays(wanted), arrays(model)) <= 1e-12
+
     def test_values_that_are_loaded_too_late_are_warned_of(
         self, client: shoal.Client, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 import shoal
 import shoal.torch
 from shoal import errors, optim
-from support.torch_training import CLASSES, alone, batch, loss_of, name, network
+from support.torch_training import CLASSES, batch, loss_of, name, network
 
 
 def make(client: shoal.Client, model: nn.Module, optimizer: Any = None, **options: Any) -> Any:
@@ -68,19 +68,6 @@ def test_a_sparse_gradient(client: shoal.Client) -> None:
         model(torch.tensor([1])).sum().backward()
         with pytest.raises(errors.InvalidGradient, match=r"the gradient of 'weight' is sparse; .*sparse=False"):
             it.step()
-
-
-def test_a_scaler_of_gradients(client: shoal.Client) -> None:
-    model = network()
-    with make(client, model) as it:
-        scaler = torch.amp.GradScaler("cpu")
-        scaler.scale(loss_of(model, *batch(0))).backward()
-        with pytest.raises(errors.BadRequest, match=r"GradScaler calls step.*bfloat16"):
-            scaler.step(it)
-        assert it.session.step == 0
-        it.zero_grad()
-        alone(model, it, 1)
-        assert it.session.step == 1
 
 
 def test_a_step_without_a_backward_pass(client: shoal.Client) -> None:
