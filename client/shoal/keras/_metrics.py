@@ -18,7 +18,7 @@ class ReportMetrics(keras.callbacks.Callback):
 
     def on_train_batch_end(self, _: int, logs: Mapping[str, Any] | None = None) -> None:
         """Keras calls it after each step, with means over the epoch so far."""
-        optimizer = self.model.optimizer
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)  # of mixed_float16
         if isinstance(optimizer, DistributedOptimizer):
             optimizer.report(**{name: float(value) for name, value in (logs or {}).items()})
 

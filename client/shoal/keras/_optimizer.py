@@ -11,11 +11,14 @@ import numpy as np
 from shoal import errors, optim
 from shoal._adapters import ScriptEnd, check_client, check_optimizer, open_session
 from shoal.client import Client
-from shoal.keras._eager import eagerly
+from shoal.keras._host import call_on_host, eagerly
 from shoal.keras._state import load_optimizer_state, state_of
 from shoal.session import Session
 
+_RATE = keras.KerasTensor((), "float32")
 
+
+@keras.saving.register_keras_serializable("shoal")
 class DistributedOptimizer(keras.optimizers.Optimizer):
     """Trains the variables of a model in a job, together with the other workers of the job.
 
@@ -27,7 +30,15 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     The compiled step of JAX calls the host for this, in order (`io_callback`), and that of TensorFlow, too
     (`py_function`). `fit` trains each worker on the data that it is given: give each its own part, for example
     `x[optimizer.session.rank :: 2]`. Variables that are not trained, such as the statistics of BatchNorm, stay with
-    each worker.
+    each worker. In a synchronous step, the batches of all workers have the same weight, also if their sizes differ. A
+    variable without a gradient counts as zeros.
+
+    `learning_rate` shows the rate of the job. If a callback such as `ReduceLROnPlateau` sets another one, each step
+    carries it, so it counts from the next step on. All workers must set the same: if they differ, the rate of the
+    lowest rank that has changed it counts.
+
+    A model that was saved with this optimizer can be loaded without a cluster. To train it again, compile it with a new
+    optimizer.
 
     At the end of the program the session is closed, as `close` does; an uncaught exception is its error. Variables have
     the names of their paths in Keras, so all workers must name the layers alike. Keras numbers layers without a name,
@@ -69,6 +80,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         self._spec, self._job, self._address, self._client = optimizer, job, address, client
         self._options = {"worker": worker, "on_error": on_error, **options}
         # A function, because Keras tracks the variables of attributes.
+        self._shown = _float32(optimizer.rate(0))  # the learning rate of the job, as Keras shows it
+        self._from_file = False
         self._begins_with: Callable[[], Any] = lambda: optimizer_state
         self._metrics: Callable[[], dict[str, float]] = dict  # of the next push
         self._owned = ExitStack()
@@ -82,14 +95,31 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         Raises:
             BadRequest: it is not open yet.
         """
+        if self._from_file:
+            raise errors.BadRequest(
+                f"this optimizer of job {self._job} was loaded with a model, and has no session; to train the model, "
+                "compile it with a new shoal.keras.DistributedOptimizer"
+            )
         if self._session is None:
             raise errors.BadRequest(f"the session of job {self._job} opens when fit begins; or call build before")
         return self._session
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Opens the session, and puts the values of the job into the variables. `fit` calls it."""
+        """Opens the session, and puts the values of the job into the variables. `fit` calls it.
+
+        Raises:
+            InvalidVariable: two variables have one path, or one has a constraint.
+            InvalidOptimizer: see `optimizer_state`.
+            ShoalError: see `shoal.Client.session`.
+        """
+        if limited := [it.path for it in variables if it.constraint is not None]:
+            raise errors.InvalidVariable(
+                f"the variable {limited[0]!r} has a constraint, which the servers do not know; make its layer without "
+                "it",
+                variable=limited[0],
+            )
         super().build(variables)
-        if self._session is not None:
+        if self._session is not None or self._from_file:
             return
         with eagerly():
             values = {it.path: keras.ops.convert_to_numpy(it) for it in variables}
@@ -104,9 +134,13 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
             )
         self._end = ScriptEnd(self.close)
         with eagerly():
-            for variable, value in zip(variables, self._pulled(variables), strict=True):
-                variable.assign(value)
+            values = self.session.pull()
+            for variable in variables:
+                variable.assign(values[variable.path])
             self.iterations.assign(self.session.updates)
+            before, self._shown = self._shown, _float32(self._spec.rate(self.session.updates))
+            if float(keras.ops.convert_to_numpy(self.learning_rate)) == before:  # no callback has set another one
+                self._learning_rate.assign(self._shown)
 
     def report(self, **metrics: float) -> None:
         """Sets the metrics that the next push reports, for example `optimizer.report(loss=0.3)`."""
@@ -134,39 +168,30 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         load_optimizer_state(self.session.optimizer_state(), optimizer, model)
 
     def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
-        """Keras calls it in each step, with gradients that belong to the variables in their order."""
-        values = self._exchanged(grads, trainable_variables)
-        for variable, value in zip(trainable_variables, values, strict=True):
-            variable.assign(value)
+        """Keras calls it in each step, with the gradients that there are, and their variables in the same order."""
+        session, variables = self.session, self._trainable_variables  # those of all workers
+        paths = [it.path for it in trainable_variables]
 
-    def _exchanged(self, grads: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
-        """Returns the new values, as tensors of the backend."""
-
-        def exchange(*gradients: Any) -> tuple[np.ndarray, ...]:
-            arrays = [np.asarray(it) for it in gradients]
-            pushed = {it.path: array for it, array in zip(variables, arrays, strict=True)}
-            self.session.push(pushed, metrics=self._metrics(), samples=self._options.get("batch_size"))
-            return self._pulled(variables)
-
-        backend = keras.config.backend()
-        if backend == "jax":
-            import jax  # noqa: PLC0415 - only the backend in use is loaded
-            from jax.experimental import io_callback  # noqa: PLC0415
-
-            shapes = [jax.ShapeDtypeStruct(it.shape, it.dtype) for it in variables]
-            return io_callback(exchange, tuple(shapes), *grads, ordered=True)
-        if backend == "tensorflow":
-            import tensorflow as tf  # noqa: PLC0415
-
-            found = tf.py_function(
-                lambda *it: exchange(*(each.numpy() for each in it)), grads, [it.dtype for it in grads]
+        def exchange(rate: np.ndarray, *gradients: np.ndarray) -> list[Any]:
+            given = dict(zip(paths, gradients, strict=True))
+            own, samples = float(rate), self._options.get("batch_size")
+            session.push(
+                {it.path: given[it.path] if it.path in given else np.zeros(it.shape, it.dtype) for it in variables},
+                metrics=self._metrics(),
+                samples=samples,
+                learning_rate=None if own == self._shown else own,
             )
-            return [tf.ensure_shape(value, it.shape) for value, it in zip(found, variables, strict=True)]
-        return exchange(*map(keras.ops.convert_to_numpy, grads))
+            values = session.pull()
+            if own == self._shown:
+                own = self._shown = _float32(self._spec.rate(session.updates))
+            return [np.float32(own), *(values[it.path] for it in variables)]
 
-    def _pulled(self, variables: Sequence[Any]) -> tuple[np.ndarray, ...]:
-        values = self.session.pull()
-        return tuple(values[it.path] for it in variables)
+        operands = [keras.ops.convert_to_tensor(self.learning_rate, "float32"), *grads]
+        rate, *values = call_on_host(exchange, operands, [_RATE, *variables])
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        if isinstance(self._learning_rate, keras.Variable):  # a schedule of Keras computes its own
+            self._learning_rate.assign(rate)
 
     def close(self, error: str | BaseException = "") -> None:
         """Closes the session of the job, if it is open; see `shoal.Session.close`. A second call does nothing."""
@@ -189,8 +214,21 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
             self._session.__exit__(kind, error, trace)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what Keras stores with a model: the name of the job. The servers have the rest."""
-        return {"job": self._job}
+        """Returns what Keras stores with a model: the job's name and its learning rate. The servers have the rest."""
+        return {"job": self._job, "learning_rate": self._shown}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "DistributedOptimizer":
+        """Returns the optimizer of a model that Keras loads. It has no session, so it does not train."""
+        del custom_objects
+        found = cls(optim.SGD(config["learning_rate"]), job=config["job"])
+        found._from_file = True
+        return found
+
+
+def _float32(rate: float) -> float:
+    """Returns a learning rate as a variable of Keras has it."""
+    return float(np.float32(rate))
 
 
 __all__ = ["DistributedOptimizer"]

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from shoal import errors
-from shoal.keras._eager import eagerly
+from shoal.keras._host import eagerly
 from shoal.optim import OptimizerState
 
 

@@ -46,6 +46,16 @@ def test_two_workers_train_as_plain_fit(client: shoal.Client, tmp_path: Path, ba
         np.testing.assert_allclose(one, wanted, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("backend", sorted(MODES))
+def test_it_keeps_the_habits_of_keras(client: shoal.Client, tmp_path: Path, backend: str) -> None:
+    """Rates of callbacks, unused layers, half precision, and files of models; see the program."""
+    if not importlib.util.find_spec(backend):
+        pytest.skip(f"{backend} is not installed")
+    environ = {**os.environ, "KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}
+    program = PROGRAM.with_name("keras_habits.py")
+    subprocess.run([sys.executable, program, client.address, tmp_path], env=environ, check=True, timeout=110)
+
+
 def test_other_optimizers_are_refused() -> None:
     script = (
         "import keras, shoal.keras, shoal.errors\n"

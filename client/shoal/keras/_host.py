@@ -1,0 +1,53 @@
+"""Computing on the host, on any backend, also from a step that the backend compiles."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+
+
+def eagerly() -> AbstractContextManager[Any]:
+    """Lets TensorFlow compute at once in the block, though Keras may build the model inside a function of it."""
+    if keras.config.backend() == "tensorflow":
+        import tensorflow as tf  # noqa: PLC0415 - only the backend in use is loaded
+
+        return tf.init_scope()
+    return nullcontext()
+
+
+def call_on_host(
+    function: Callable[..., Sequence[np.ndarray]], operands: Sequence[Any], like: Sequence[Any]
+) -> Sequence[Any]:
+    """Calls a function in each step, in the order of the steps, also if the step is compiled.
+
+    XLA in TensorFlow cannot do that.
+
+    Args:
+        function: called with arrays. It returns arrays of the shapes and dtypes of `like`.
+        operands: tensors of the backend, for the function.
+        like: variables or tensors.
+
+    Returns:
+        What the function returned: tensors of the backend, or arrays.
+    """
+    backend = keras.config.backend()
+    if backend == "jax":
+        import jax  # noqa: PLC0415
+        from jax.experimental import io_callback  # noqa: PLC0415
+
+        shapes = tuple(jax.ShapeDtypeStruct(it.shape, it.dtype) for it in like)
+        return io_callback(lambda *given: tuple(function(*map(np.asarray, given))), shapes, *operands, ordered=True)
+    if backend == "tensorflow":
+        import tensorflow as tf  # noqa: PLC0415
+
+        def with_arrays(*given: Any) -> Sequence[np.ndarray]:
+            return function(*(it.numpy() for it in given))
+
+        found = tf.py_function(with_arrays, list(operands), [it.dtype for it in like])
+        return [tf.ensure_shape(value, it.shape) for value, it in zip(found, like, strict=True)]
+    return function(*map(keras.ops.convert_to_numpy, operands))
+
+
+__all__ = ["call_on_host", "eagerly"]
