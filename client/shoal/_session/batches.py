@@ -158,8 +158,8 @@ def no_data_left(spec: Job) -> str:
     """Returns the warning of a session that gets no batch, because all data of its job is done."""
     done = "its epoch is done" if spec.epochs == 1 else f"all {spec.epochs} epochs are done"
     return (
-        f"session.batches yields nothing: job {spec.name} has no data left, {done}; to train "
-        "on, ask for more epochs (epochs= of client.session) in a rerun"
+        f"there are no more batches: job {spec.name} has no data left, {done}; to train longer, give more "
+        "epochs (epochs=) to the session or the optimizer in a rerun"
     )
 
 

@@ -259,7 +259,8 @@ class Pipeline:
         """Raises BadRequest if a generator of gradients calls the pipeline that waits for it."""
         if self._feeding:
             raise errors.BadRequest(
-                "the push still reads gradients from a generator; make this call after the push, not in the generator"
+                "a push still reads gradients, from a generator or from the backward pass of shoal.torch; make this "
+                "call after the push or after optimizer.step()"
             )
 
     def _fetch_behind(self, sent: "Future[PushResult] | None", step: int) -> PullResult:

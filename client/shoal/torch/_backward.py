@@ -23,8 +23,8 @@ class BackwardSender:
     """Sends each gradient as soon as the backward pass has computed it.
 
     A gradient may change afterwards: by another backward pass before the step, or by `clip_grad_norm_`. What was sent
-    then does not count, and all gradients are sent again. As this will be so in each step, later steps send nothing
-    during the backward pass.
+    then does not count, and all gradients are sent again. This usually happens in every step, so later steps send
+    nothing during the backward pass.
 
     Args:
         tensors: the parameters.
@@ -104,7 +104,7 @@ class BackwardSender:
         return self._tensors.trained[name].grad is not gradient or gradient._version != version
 
     def _start(self) -> None:
-        """Pushes on a thread, which does not keep the program from its end: nobody may call `step` any more."""
+        """Pushes on a daemon thread, so that the program can end without another step."""
         pushed, arriving = Future[PushResult](), self._arriving(self._ready)
 
         def run() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch.utils.data
 
 from shoal import errors
+from shoal._adapters import EpochRanges
 from shoal._session.batches import SampleRange
 from shoal._system import check_count
 from shoal.session import Session
@@ -16,9 +17,11 @@ from shoal.torch._session import ModelSession
 
 
 class _Position(Protocol):
-    """What is told how many samples the current batch has."""
+    """What is told which batches are loaded."""
 
-    batch_samples: int
+    def begin_batch(self, samples: int) -> None: ...
+
+    def end_range(self) -> None: ...
 
 
 class _RangeSampler(torch.utils.data.Sampler[list[int]]):
@@ -45,13 +48,17 @@ class DataLoader:
     Each iteration is one epoch. The coordinator leases ranges of the shuffled samples to the workers, so a slow worker
     gets fewer, and the ranges of a worker that is lost go to the others. Give the number of epochs and the batch size
     to the optimizer or session (`epochs`, `batch_size`). The weight of each push is the number of samples of the batch.
+    If a loop ends early, for example by `break`, the next iteration continues the same epoch. After a resume, the first
+    iteration is the rest of an epoch. If no epoch is left, an iteration yields nothing.
 
     Take the step of a batch before you take the next batch: the push says which samples were trained on. A loop that
-    takes batches ahead needs a plain `torch.utils.data.DataLoader` with a sampler.
+    takes batches ahead needs a plain `torch.utils.data.DataLoader` with a sampler. If a step takes several batches,
+    give `accumulate`. Without it, the samples of these batches add up, but if the worker is lost, those before the end
+    of a range are not trained on.
 
     Args:
         dataset: a data set with a length, whose samples have numbers.
-        batch_size: samples of a batch: that of the job. None means that, too.
+        batch_size: samples of a batch. It must be the batch size of the job, which is the default.
         session: the optimizer, the `ModelSession` or the `shoal.Session` that trains on the batches.
         shuffle: always true: the job's seed gives the order.
         accumulate: number of parts in which each batch of the job is loaded, 1 or more. Give the number of backward
@@ -82,7 +89,7 @@ class DataLoader:
         if batch_size not in (None, self._session.batch_size):
             raise errors.BadRequest(
                 f"batch_size is {batch_size}, and that of job {self._session.job} is {self._session.batch_size}; give "
-                "batch_size to the optimizer or session"
+                "batch_size to the optimizer or session, too"
             )
         _check_options(shuffle, options)
         self.dataset, self._sampler = dataset, _RangeSampler()
@@ -91,21 +98,18 @@ class DataLoader:
         self._loader: Any = torch.utils.data.DataLoader(
             dataset, batch_sampler=self._sampler, persistent_workers=keeps, **options
         )
-        self._ranges: Iterator[SampleRange] | None = None  # of the loop in progress
-        self._next: SampleRange | None = None  # the first range of the next epoch
+        self._epochs = EpochRanges()
 
     def __iter__(self) -> Iterator[Any]:
-        ranges, leased = self._ranges, self._next
-        self._ranges = self._next = None  # a loop that ends early continues after its last push
-        if ranges is None:
-            ranges = self._session.ranges(self._samples)
-            leased = next(ranges, None)
-        epoch = leased.epoch if leased else 0
-        while leased and leased.epoch == epoch:
+        for leased in self._epochs.of_one(lambda: self._session.ranges(self._samples)):
             yield from self._loaded(leased)
-            leased = next(ranges, None)
-        if leased:
-            self._ranges, self._next = ranges, leased
+            if self._position:
+                self._position.end_range()
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch of the job that was read last, from 0."""
+        return self._epochs.epoch
 
     def __len__(self) -> int:
         """Returns about how many batches, or parts of them, each worker gets in an epoch, if all are equally fast."""
@@ -115,10 +119,10 @@ class DataLoader:
         parts = [np.array_split(it, min(self._parts, len(it))) for it in leased.batches]
         self._sampler.batches = [part for its in parts for part in its]
         whole = [index for index, its in enumerate(parts) for _ in its]  # by part, the index of its batch
-        for index, part in zip(whole, self._loader, strict=True):
+        for index, part_numbers, part in zip(whole, self._sampler.batches, self._loader, strict=True):
             leased.begin(index)
             if self._position:
-                self._position.batch_samples = len(leased.batches[index])
+                self._position.begin_batch(len(part_numbers))
             yield part
 
 

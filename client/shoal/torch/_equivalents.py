@@ -2,6 +2,7 @@
 
 import glob
 from collections.abc import Mapping
+from itertools import count
 from typing import Any, cast
 
 import torch
@@ -22,17 +23,27 @@ def checked_optimizer(optimizer: Any) -> optim.Optimizer | None:
         return optimizer
     what = f"{type(optimizer).__module__.partition('.')[0]}.{type(optimizer).__name__}"
     advice = "give one of shoal.optim, such as shoal.optim.AdamW(1e-3)"
-    if isinstance(optimizer, torch.optim.Optimizer) and (same := equivalent(optimizer)):
-        advice = f"the servers update the values, so give {same}"
+    if isinstance(optimizer, torch.optim.Optimizer) and _names(optimizer)[0]:
+        try:
+            advice = f"the servers update the values, so give {_equivalent(optimizer)}"
+        except errors.InvalidOptimizer as error:
+            advice = f"{error.message}, such as shoal.optim.AdamW(1e-3)"
     raise errors.InvalidOptimizer(f"the optimizer is {what}; {advice}")
 
 
-def equivalent(optimizer: torch.optim.Optimizer) -> str:
-    """Returns the expression of Shoal's optimizer that computes the same as one of PyTorch; "" if there is none."""
-    given = optimizer.param_groups[0]
-    name, names = _names(optimizer)
+def _equivalent(optimizer: torch.optim.Optimizer) -> str:
+    """Returns the expression of Shoal's optimizer that computes the same as one of PyTorch.
+
+    Raises:
+        InvalidOptimizer: Shoal has not all of its settings.
+    """
+    numbers = count()
+    same = converted(optimizer, {it: str(next(numbers)) for group in optimizer.param_groups for it in group["params"]})
+    given, (name, names) = max(optimizer.param_groups, key=lambda it: len(it["params"])), _names(optimizer)
     arguments = [repr(float(given["lr"])), *(f"{key}={given[key]!r}" for key in names)]
-    return f"shoal.optim.{name}({', '.join(arguments)})" if name else ""
+    if same.groups:
+        arguments.append("groups=[shoal.optim.VariableGroup(PATTERN, rate=..., weight_decay=...)]")
+    return f"shoal.optim.{name}({', '.join(arguments)})"
 
 
 def converted(
@@ -111,4 +122,4 @@ def _names(optimizer: torch.optim.Optimizer) -> tuple[str, tuple[str, ...]]:
     return "", ()
 
 
-__all__ = ["checked_optimizer", "converted", "equivalent"]
+__all__ = ["checked_optimizer", "converted"]

@@ -1,11 +1,13 @@
 """An optimizer in the form of PyTorch's, whose updates the servers of a cluster compute."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from shoal import errors, optim
@@ -17,6 +19,27 @@ from shoal.torch._backward import BackwardSender
 from shoal.torch._session import session
 from shoal.torch._state import state_dict_for
 from shoal.torch._tensors import BufferRule
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What a push carries besides gradients and metrics.
+
+    Attributes:
+        rate: the learning rate; None means that of the job.
+        weight: weight in the mean of a synchronous step.
+        samples: number of samples; 0 if it is not known.
+        updates: values of the buffers.
+    """
+
+    rate: float | None = None
+    weight: float = 1.0
+    samples: int = 0
+    updates: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def equal(self, other: "_Terms") -> bool:
+        mine, its = ((it.rate, it.weight, it.samples) for it in (self, other))
+        return mine == its and all(np.array_equal(self.updates.get(name, ()), it) for name, it in other.updates.items())
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -38,7 +61,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     `param_groups` shows the learning rates. If a scheduler of PyTorch changes them, each step carries the rate, so it
     counts from the next step on. Schedulers of all workers are at the same step in synchronous mode; if they differ,
-    the rate of the lowest rank that has changed it counts. A schedule of `shoal.optim` is on the servers, and in
+    the job uses the rate of the lowest rank that has changed it. A schedule of `shoal.optim` is on the servers, and in
     checkpoints.
 
     Args:
@@ -80,6 +103,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._model = model
         self._metrics: dict[str, float] = {}  # of the next push
         self._pushed_metrics: dict[str, float] = {}  # of the push in progress
+        self._terms = _Terms()  # of the push in progress
         self.model_session = session(
             model,
             optimizer,
@@ -97,7 +121,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             failing.push(self.model_session)
             super().__init__(self._groups(), {"lr": optimizer.rate(0)})
             self._rates = [group["lr"] for group in self.param_groups]  # those of the job
-            self._pushed_rate: float | None = None  # of the push in progress; None means that of the job
+            self._decays = [group["weight_decay"] for group in self.param_groups]
             # With overlap, a push may still read arrays that are given one by one when the next backward pass begins.
             self._sender = BackwardSender(
                 self.model_session.tensors, self._push, self._begin_push, enabled=not self.session.overlap
@@ -146,19 +170,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if hasattr(self, "found_inf") and not self._unscale():
             return loss
         try:
-            if (rate := self._own_rate()) != self._pushed_rate:  # changed since the push in progress has begun
+            if not self._terms.equal(terms := self._current_terms()):  # changed since the push in progress has begun
                 self._sender.cancel()
         except errors.InvalidOptimizer:
             self._sender.cancel()
             raise
-        self._pushed_rate = rate
+        self._terms = terms
         if self._sender.finish() is None:
             self._take_metrics()
             self._push(None)
         self._pushed_metrics = {}
+        self.model_session.end_batch()
         self.model_session.pull_into(self._model)
         self._show_rates()
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients; see `torch.optim.Optimizer.zero_grad`."""
+        super().zero_grad(set_to_none)
+        self.model_session.drop_batches()
 
     def report(self, **metrics: float) -> None:
         """Adds metrics to those that the next push reports, for example `optimizer.report(loss=loss.item())`.
@@ -255,10 +285,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._end.over()
         self._sender.close()
 
+    def begin_batch(self, samples: int) -> None:
+        """See `ModelSession.begin_batch`. `DataLoader` calls it."""
+        self.model_session.begin_batch(samples)
+
+    def end_range(self) -> None:
+        """Ends the push in progress, so that the session can lease a range. `DataLoader` calls it."""
+        self._sender.cancel()
+
     def _push(self, gradients: Any) -> PushResult:
+        terms = self._terms
         return self.model_session.push_from(
-            self._model, gradients=gradients, metrics=self._pushed_metrics, learning_rate=self._pushed_rate
+            self._model,
+            gradients=gradients,
+            updates=terms.updates or None,
+            weight=terms.weight,
+            samples=terms.samples,
+            metrics=self._pushed_metrics,
+            learning_rate=terms.rate,
         )
+
+    def _current_terms(self) -> "_Terms":
+        given, updates = self.model_session, self.model_session.tensors.updates() or {}
+        copies = {name: it.copy() for name, it in updates.items()}  # the module changes them in place
+        return _Terms(self._own_rate(), given.weight, given.batch_samples, copies)
 
     def _unscale(self) -> bool:
         """Divides the gradients by their scale, and returns whether they are finite."""
@@ -291,10 +341,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _begin_push(self) -> None:
         self._take_metrics()
         with suppress(errors.InvalidOptimizer):  # `step` raises it
-            self._pushed_rate = self._own_rate()
+            self._terms = self._current_terms()
 
     def _own_rate(self) -> float | None:
         """Returns the learning rate if a user or a scheduler has changed those of the groups; otherwise None."""
+        for group, decay in zip(self.param_groups, self._decays, strict=True):
+            if group["weight_decay"] != decay:
+                raise errors.InvalidOptimizer(
+                    f"weight_decay of a group is {group['weight_decay']!r}, and was {decay!r} when the job began; the "
+                    "servers keep it, so set it in the optimizer of shoal.optim, and start another job"
+                )
         rates = [group["lr"] for group in self.param_groups]
         if rates == self._rates:
             return None

@@ -44,6 +44,7 @@ class ModelSession:
     def __init__(self, session: Session, tensors: ModelTensors, model: torch.nn.Module, owned: ExitStack) -> None:
         self.session, self.batch_samples = session, 0
         self.batch_weight: float | None = None
+        self._newest, self._has_pushed = 0, True  # samples of the newest batch, and whether its gradients are pushed
         self._tensors, self._model, self._owned = tensors, model, owned
 
     def pull_into(self, model: torch.nn.Module) -> None:
@@ -61,7 +62,9 @@ class ModelSession:
         model: torch.nn.Module,
         *,
         gradients: Iterable[tuple[str, np.ndarray]] | None = None,
+        updates: Mapping[str, np.ndarray] | None = None,
         weight: float | None = None,
+        samples: int | None = None,
         metrics: Mapping[str, float] | None = None,
         learning_rate: float | None = None,
     ) -> PushResult:
@@ -70,8 +73,10 @@ class ModelSession:
         Args:
             model: the module.
             gradients: pairs of name and array in place of the module's own gradients; see `shoal.Session.push`.
-            weight: weight in the mean of a synchronous step. None means `batch_weight`. Without one, it means the
-                number of samples of the current batch of a `DataLoader` of this session, or 1 without a loader.
+            updates: values of the buffers in place of the module's own.
+            weight: weight in the mean of a synchronous step. None means `batch_weight`, or without one, the number of
+                samples, or 1 if it is not known.
+            samples: number of samples. None means `batch_samples`.
             metrics: metrics of the step by name, such as {"loss": 0.3}.
             learning_rate: see `shoal.Session.push`.
 
@@ -87,15 +92,39 @@ class ModelSession:
         self._check(model)
         if gradients is None:
             self._tensors.check()
-        chosen = self.batch_weight if weight is None else weight
-        return self.session.push(
+        result = self.session.push(
             self._tensors.gradients() if gradients is None else gradients,
-            updates=self._tensors.updates(),
-            weight=chosen if chosen is not None else self.batch_samples or 1.0,
+            updates=self._tensors.updates() if updates is None else updates,
+            weight=self.weight if weight is None else weight,
             metrics=metrics,
-            samples=self.batch_samples or None,
+            samples=(self.batch_samples if samples is None else samples) or None,
             learning_rate=learning_rate,
         )
+        if gradients is None:
+            self.end_batch()
+        return result
+
+    @property
+    def weight(self) -> float:
+        """The weight of the current batch in the mean of a synchronous step."""
+        return self.batch_weight if self.batch_weight is not None else self.batch_samples or 1.0
+
+    def begin_batch(self, samples: int) -> None:
+        """Sets the number of samples. Those of batches without a push add up, as their gradients do."""
+        self.batch_samples = samples if self._has_pushed else self.batch_samples + samples
+        self._newest, self._has_pushed = samples, False
+
+    def drop_batches(self) -> None:
+        """Says that the gradients of the batches before the newest one are dropped."""
+        if not self._has_pushed:
+            self.batch_samples = self._newest
+
+    def end_batch(self) -> None:
+        """Says that the gradients of the batches so far are pushed."""
+        self._has_pushed = True
+
+    def end_range(self) -> None:
+        """Prepares for the lease of the next range of samples."""
 
     @property
     def tensors(self) -> ModelTensors:
@@ -145,8 +174,8 @@ def session(
         address: host:port of the coordinator; see `shoal.Client`. Not with a client.
         client: the client to use, which stays open. None opens one.
         buffers: how the buffers of all workers, such as the statistics of BatchNorm, become one value in a synchronous
-            step: "mean"; "last" for the value of one of them; "sum" for the last value and the changes of all workers
-            since, which is right for counts; or "local" for no common value.
+            step: "mean"; "last" for the value of one of them; "sum" adds the changes of all workers to the common
+            value, which is right for counts; or "local" for no common value.
         worker: see `shoal.Client.session`.
         on_error: see `shoal.Client.session`.
         optimizer_state: the state that the optimizer of a new job goes on from: an optimizer of PyTorch with the

@@ -37,10 +37,15 @@ class ModelTensors:
 
     Raises:
         InvalidVariable: a parameter has no values, or is complex or sparse.
-        BadRequest: the rule is unknown.
+        BadRequest: the rule is unknown, or the model is no module.
     """
 
     def __init__(self, model: torch.nn.Module, buffers: BufferRule = "mean") -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise errors.BadRequest(
+                f"the model is {type(model).__module__}.{type(model).__name__}; give the module itself, such as model, "
+                "not model.parameters()"
+            )
         if buffers not in _BUFFER_RULES:
             raise errors.BadRequest(f"buffers is {buffers!r}; give one of {', '.join(map(repr, _BUFFER_RULES))}")
         self._model, self._rule = model, buffers
@@ -110,7 +115,8 @@ class ModelTensors:
         if frozen := [name for name, it in now.items() if it.requires_grad != (name in self.trained)]:
             raise errors.InvalidVariable(
                 f"requires_grad of {_shown(frozen)} has changed since the job began, and a job trains the same "
-                "variables to its end; change it before the optimizer or the session is made, and start another job"
+                "variables to its end; set it before the optimizer or the session is made, and start a job of another "
+                "name"
             )
         self._warn_of_lost_values()
         if all(it.grad is None for it in self.trained.values()):
@@ -123,7 +129,7 @@ class ModelTensors:
             self._warned = True
             _log.warning(
                 "values of the module were changed, and the servers keep theirs: the next pull replaces them. Load "
-                "values before the optimizer or the session is made",
+                "values before the optimizer or the session is made, and do not change them between steps",
                 changed=_shown(lost),
             )
 

@@ -93,6 +93,12 @@ def test_other_shapes_than_those_of_the_job(client: shoal.Client) -> None:
             r"shoal\.optim\.Momentum\(0\.1, momentum=0\.9, nesterov=True, weight_decay=0\)",
         ),
         (lambda it: torch.optim.AdamW(it, 1e-3), r"shoal\.optim\.AdamW\(0\.001, betas=\(0\.9, 0\.999\), eps=1e-08"),
+        (lambda it: torch.optim.SGD(it, 0.1, maximize=True), "maximize=True, which the servers cannot do"),
+        (lambda it: torch.optim.Adam(it, 0.1, amsgrad=True), "amsgrad=True, which the servers cannot do"),
+        (
+            lambda it: torch.optim.AdamW([{"params": [each], "weight_decay": at} for at, each in enumerate(it)]),
+            r"weight_decay=0, groups=\[shoal\.optim\.VariableGroup",
+        ),
         (torch.optim.Rprop, r"torch\.Rprop; give one of shoal\.optim"),
         (lambda _: "adam", r"builtins\.str; give one of shoal\.optim"),
     ],
@@ -101,3 +107,17 @@ def test_an_optimizer_of_another_library(client: shoal.Client, given: Callable[[
     model = network()
     with pytest.raises(errors.InvalidOptimizer, match=said):
         make(client, model, given(model.parameters()))
+
+
+def test_parameters_in_the_place_of_the_module(client: shoal.Client) -> None:
+    with pytest.raises(errors.BadRequest, match=r"give the module itself, such as model, not model\.parameters"):
+        make(client, network().parameters())
+
+
+def test_another_weight_decay(client: shoal.Client) -> None:
+    model = network()
+    with make(client, model) as it:
+        it.param_groups[0]["weight_decay"] = 0.5
+        loss_of(model, *batch(0)).backward()
+        with pytest.raises(errors.InvalidOptimizer, match=r"weight_decay of a group is 0\.5, and was 0"):
+            it.step()
