@@ -34,11 +34,13 @@ def main() -> None:
     model, (images, labels) = network(), digits()
     given = AdamW(3e-3, weight_decay=1e-4)
     optimizer = DistributedOptimizer(model, given, job="flax-digits", workers=2, batch_size=16, epochs=EPOCHS)
-    for numbers in optimizer.session.batches(len(images)):
-        loss, gradients = step(model, images[numbers], labels[numbers])
-        optimizer.update(model, gradients, weight=len(numbers))
+    for epoch in range(EPOCHS):
+        for numbers in optimizer.batches(len(images)):
+            loss, gradients = step(model, images[numbers], labels[numbers])
+            optimizer.update(model, gradients)
+        print(f"epoch {epoch}: loss {loss:.3f}", flush=True)
     right = jnp.argmax(model(images), axis=1) == labels
-    print(f"loss {loss:.3f}, accuracy {right.mean():.4f}", flush=True)
+    print(f"accuracy {right.mean():.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -31,11 +31,13 @@ def main() -> None:
     model, (images, labels) = network(), digits()
     optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
     draw = np.random.default_rng(0)
-    for numbers in (it for _ in range(EPOCHS) for it in np.array_split(draw.permutation(len(images)), 56)):
-        loss, gradients = step(model, images[numbers], labels[numbers])
-        optimizer.update(model, gradients)
+    for epoch in range(EPOCHS):
+        for numbers in np.array_split(draw.permutation(len(images)), 56):
+            loss, gradients = step(model, images[numbers], labels[numbers])
+            optimizer.update(model, gradients)
+        print(f"epoch {epoch}: loss {loss:.3f}", flush=True)
     right = jnp.argmax(model(images), axis=1) == labels
-    print(f"loss {loss:.3f}, accuracy {right.mean():.4f}", flush=True)
+    print(f"accuracy {right.mean():.4f}", flush=True)
 
 
 if __name__ == "__main__":

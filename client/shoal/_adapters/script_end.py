@@ -4,7 +4,11 @@ import atexit
 from collections.abc import Callable
 from typing import Any
 
+from shoal import errors
+from shoal._system.logs import Log
 from shoal._training import failure_at_exit
+
+_log = Log(__name__)
 
 
 class ScriptEnd:
@@ -19,11 +23,14 @@ class ScriptEnd:
         atexit.register(self._at_exit)
 
     def over(self) -> None:
-        """Forgets it: it is being closed now."""
+        """Removes the call at the end of the script."""
         atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
-        self._close(failure_at_exit())
+        try:
+            self._close(failure_at_exit())
+        except errors.ShoalError as error:  # nobody can catch it any more, and the user's own error came before
+            _log.warning("the session could not be closed at the end of the program", reason=error.message)
 
 
 __all__ = ["ScriptEnd"]

@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,13 @@ from shoal import errors, optim
 from shoal.jax._trees import to_jax
 
 _names = count()
+
+
+class TrainState(NamedTuple):
+    """As that of Flax."""
+
+    params: dict[str, Any]
+    opt_state: dict[str, Any]
 
 
 def name() -> str:
@@ -123,6 +130,58 @@ def test_arrays_of_earlier_steps_keep_their_values(client: shoal.Client, overlap
     assert all((each == sum(range(steps))).all() for each in jax.tree.leaves(params))
 
 
+def test_halves_train(client: shoal.Client) -> None:
+    params = {"w": jnp.ones((64, 3), jnp.bfloat16), "b": jnp.ones(2, jnp.float16)}
+    with shoal.jax.DistributedOptimizer(params, optim.SGD(2.0**-10), job=name(), client=client) as it:
+        for _ in range(64):
+            params = it.update(params, jax.tree.map(jnp.ones_like, params))
+    assert {key: each.dtype for key, each in params.items()} == {"w": jnp.bfloat16, "b": jnp.float16}
+    assert all((each == 1 - 2.0**-4).all() for each in params.values())
+
+
+def test_arrays_keep_their_shardings(client: shoal.Client) -> None:
+    mesh = jax.make_mesh((1,), ("rows",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    params = {"w": jax.device_put(jnp.zeros((64, 2)), sharding)}
+    with shoal.jax.DistributedOptimizer(params, optim.SGD(1.0), job=name(), client=client) as it:
+        params = it.update(params, {"w": jnp.ones((64, 2))})
+    assert params["w"].sharding == sharding
+    assert (params["w"] == -1).all()
+
+
+def test_some_variables_of_a_module(client: shoal.Client) -> None:
+    class Net(nnx.Module):
+        def __init__(self) -> None:
+            self.body, self.head = nnx.Linear(5, 3, rngs=nnx.Rngs(0)), nnx.Linear(3, 1, rngs=nnx.Rngs(1))
+
+    def squares(model: Net, x: jax.Array, y: jax.Array) -> jax.Array:
+        return ((model.head(model.body(x))[:, 0] - y) ** 2).mean()
+
+    model, head = Net(), nnx.All(nnx.Param, nnx.PathContains("head"))
+    body, before = jnp.array(model.body.kernel[...]), jnp.array(model.head.kernel[...])
+    with shoal.jax.DistributedOptimizer(model, optim.SGD(0.1), wrt=head, job=name(), client=client) as it:
+        it.update(model, nnx.grad(squares, argnums=nnx.DiffState(0, head))(model, *batch(0)))
+        assert sorted(it.session.pull()["head"]) == ["bias", "kernel"]
+    assert (model.body.kernel[...] == body).all()
+    assert not (model.head.kernel[...] == before).all()
+
+
+def test_batches_are_those_of_one_epoch(client: shoal.Client) -> None:
+    job, epochs = name(), list[list[int]]()
+    with shoal.jax.DistributedOptimizer(
+        parameters(), optim.SGD(0.1), job=job, client=client, epochs=2, batch_size=4
+    ) as it:
+        params = it.pull(parameters())
+        for _ in range(2):
+            epochs.append([])
+            for numbers in it.batches(10):
+                epochs[-1] += numbers.tolist()
+                params = it.update(params, gradients_of(params, *batch(0)))
+        assert [*it.batches(10)] == []
+    assert [sorted(each) for each in epochs] == [[*range(10)]] * 2
+    assert client.job(job).status().progress.samples == 20
+
+
 class TestIsRefused:
     def test_an_update_inside_a_compiled_function(self, client: shoal.Client) -> None:
         params = parameters()
@@ -133,6 +192,11 @@ class TestIsRefused:
 
             with pytest.raises(errors.BadRequest, match="inside a function that JAX compiles"):
                 jax.jit(step)(params)
+
+    @pytest.mark.parametrize("tree", [{"params": {}, "batch_stats": {}}, TrainState(params={}, opt_state={})])
+    def test_a_tree_with_more_than_parameters(self, client: shoal.Client, tree: Any) -> None:
+        with pytest.raises(errors.InvalidVariable, match=r"everything in a tree is trained; give .*params"):
+            shoal.jax.DistributedOptimizer(tree, optim.SGD(0.1), job=name(), client=client)
 
     def test_an_optimizer_of_optax(self, client: shoal.Client) -> None:
         given: Any = optax.adam(1e-3)
