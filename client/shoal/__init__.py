@@ -173,6 +173,7 @@ _HOMES = {
     "evaluate": "evaluation",
     "unflatten": "_session.trees",
 }
+_ADAPTERS = {"jax", "keras", "torch", "transformers"}  # packages that need a framework
 _MODULES = {"callbacks", "data", "errors", "events", "initializers", "optim", "partitioners", *_HOMES.values()}
 
 if not TYPE_CHECKING:  # with __getattr__, a type checker would accept every name
@@ -180,7 +181,7 @@ if not TYPE_CHECKING:  # with __getattr__, a type checker would accept every nam
     def __getattr__(name: str) -> object:
         from importlib import import_module  # noqa: PLC0415 - as the comment above says
 
-        if name in _MODULES:
+        if name in _MODULES or name in _ADAPTERS:
             return import_module(f"shoal.{name}")
         if name not in __all__:
             raise AttributeError(f"module 'shoal' has no attribute {name!r}")

@@ -34,8 +34,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     variable without a gradient counts as zeros.
 
     `learning_rate` shows the rate of the job. If a callback such as `ReduceLROnPlateau` sets another one, each step
-    carries it, so it counts from the next step on. All workers must set the same: if they differ, the rate of the
-    lowest rank that has changed it counts.
+    carries it, so it counts from the next step on. All workers must set the same rate: if they differ, the job uses
+    that of the lowest rank that has changed it.
 
     A model that was saved with this optimizer can be loaded without a cluster. To train it again, compile it with a new
     optimizer.
@@ -101,7 +101,10 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
                 "compile it with a new shoal.keras.DistributedOptimizer"
             )
         if self._session is None:
-            raise errors.BadRequest(f"the session of job {self._job} opens when fit begins; or call build before")
+            raise errors.BadRequest(
+                f"the session of job {self._job} is not open yet; call fit, or "
+                "optimizer.build(model.trainable_variables), first"
+            )
         return self._session
 
     def build(self, variables: Sequence[Any]) -> None:

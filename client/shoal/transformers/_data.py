@@ -88,7 +88,7 @@ class TrainerData:
     def __iter__(self) -> Iterator[Any]:
         if self._loader is None:
             self._loader = DataLoader(self.dataset, session=self._optimizer(), accumulate=self._parts, **self._options)
-        # The trainer stops after the expected number of steps, so the rest of an epoch may be empty.
+        # The trainer stops after the expected number of steps, so the first iteration may yield nothing.
         for _ in range(2):
             yielded = False
             for batch in self._loader:

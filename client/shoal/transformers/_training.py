@@ -139,18 +139,20 @@ class DistributedTraining(transformers.TrainerCallback):
 
     # What the trainer calls in place of its own methods, in this order.
 
-    def _train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def _train(self, resume_from_checkpoint: Any = None, *further: Any, **kwargs: Any) -> Any:
         self._restore = restore_of(resume_from_checkpoint, self._trainer.args.output_dir)
-        before, self._optimizer = self._trainer.args.ignore_data_skip, None
+        args, self._optimizer = self._trainer.args, None
+        before = {name: getattr(args, name) for name in ("ignore_data_skip", "save_strategy")}
         # The coordinator knows which samples were read, so the trainer must skip none.
-        self._trainer.args.ignore_data_skip = True
+        args.ignore_data_skip = True
         try:
-            trained = self._plain["train"](resume_from_checkpoint, *args, **kwargs)
+            trained = self._plain["train"](resume_from_checkpoint, *further, **kwargs)
         except BaseException as error:
             self._close(error)
             raise
         finally:
-            self._trainer.args.ignore_data_skip = before
+            for name, value in before.items():
+                setattr(args, name, value)
         self._close()
         return trained
 

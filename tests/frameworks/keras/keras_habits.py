@@ -119,13 +119,13 @@ def a_saved_model_loads(client: shoal.Client, folder: Path) -> None:
     path = folder / "model.keras"
     with distributed(client, adam()) as optimizer:
         model = fit(network(), optimizer, keras.callbacks.ModelCheckpoint(path))
-    loaded = keras.saving.load_model(path)
+    loaded = keras.models.load_model(path)
     same(loaded, model, 0)
     x, y = data()
     assert np.isclose(loaded.evaluate(x, y, verbose=0), model.evaluate(x, y, verbose=0))
     loaded.save(folder / "again.keras")
     fit(loaded, keras.optimizers.Adam(1e-2), epochs=1)
-    refused(lambda: keras.saving.load_model(folder / "again.keras").fit(x, y, verbose=0), "was loaded with a model")
+    refused(lambda: keras.models.load_model(folder / "again.keras").fit(x, y, verbose=0), "was loaded with a model")
 
 
 def a_constraint_is_refused(client: shoal.Client) -> None:
