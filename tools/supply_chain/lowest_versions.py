@@ -19,7 +19,8 @@ _EXTRAS = ("data", "demo", "images", "keras", "otel", "s3", "tensorboard")
 # Packages of the extra `dev` that the tests import. The others check the code, and some need newer versions.
 _TEST_TOOLS = (
     *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil", "safetensors", "moto", "flask", "flask-cors"),
-    *("httpx", "kubernetes-validate", "promql-parser", "pyyaml", "packaging", "grpcio-tools"),
+    *("httpx", "kubernetes-validate", "kubeflow-trainer-api", "jsonschema", "promql-parser", "pyyaml", "packaging"),
+    "grpcio-tools",
 )
 
 
