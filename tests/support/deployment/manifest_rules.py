@@ -97,9 +97,10 @@ def security(objects: Sequence[Object]) -> Iterator[str]:
                 yield f"{workload}: {container['name']} has the securityContext {container.get('securityContext')}"
             if any("hostPort" in port for port in container.get("ports", [])):
                 yield f"{workload}: {container['name']} uses a port of its node"
+    [namespace] = {found["metadata"]["name"] for found in of_kind(objects, "Namespace")} or {"shoal"}
     for found in objects:
         metadata, cluster_wide = found["metadata"], found["kind"] in {"Namespace", "PriorityClass"}
-        if metadata.get("namespace") != (None if cluster_wide else "shoal"):
+        if metadata.get("namespace") != (None if cluster_wide else namespace):
             yield f"{found['kind']} {metadata['name']} is in the namespace {metadata.get('namespace')}"
         labels = metadata.get("labels", {})
         if found["kind"] == "Namespace" and labels.get("pod-security.kubernetes.io/enforce") != "restricted":
@@ -245,7 +246,7 @@ def probes(objects: Sequence[Object]) -> Iterator[str]:
                 yield f"{workload}: {name} does not ask for /healthz over TLS at the port metrics"
         startup = container.get("startupProbe", {})
         patience_s = startup.get("periodSeconds", 10) * startup.get("failureThreshold", 3)
-        retries_s = float(environment(container, objects)["SHOAL_RETRY_FOR"])
+        retries_s = float(environment(container, objects).get("SHOAL_RETRY_FOR", 20))
         if workload.name != "coordinator" and patience_s <= retries_s:
             yield f"{workload}: its startupProbe gives up after {patience_s} s, before its {retries_s:g} s are over"
 
