@@ -27,6 +27,7 @@ MODULES = (
     "shoal.optim",
     "shoal.partitioners",
     "shoal.program",
+    "shoal.slurm",
     "shoal.status",
     "shoal.timings",
     "shoal.torch",

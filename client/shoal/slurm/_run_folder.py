@@ -1,0 +1,221 @@
+"""The folder of a run, which all tasks share: job, certificates, checkpoints, coordinator's address, outcome.
+
+    run.json            the job, the numbers of servers and workers, and the options of the roles
+    coordinator.json    the address of the coordinator, and whether the roles should run or leave
+    certificates/       a CA, and a certificate and a key for each access role, as `shoal certs init` makes them
+    checkpoints/        the checkpoints of the job
+    outcomes/           the last status of the job, for each allocation in which it ended
+    failures/           why a task could not go on
+
+Only the user of the run can access it. Files are replaced in one step, so that no task reads half of one.
+"""
+
+import base64
+import enum
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from shoal import errors
+from shoal._security import VARIABLES, Credentials
+from shoal._system import atomic_write, private_files
+from shoal.client import Client
+from shoal.job import Job
+from shoal.status import JobStatus
+from shoal.v1 import job_pb2
+
+_PLAN, _COORDINATOR, _CERTIFICATES, _OUTCOMES, _FAILURES = (
+    "run.json",
+    "coordinator.json",
+    "certificates",
+    "outcomes",
+    "failures",
+)
+
+
+class Phase(enum.Enum):
+    """What the coordinator's task asks of the other tasks: to run, to save and leave, or to end."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What a run consists of.
+
+    Attributes:
+        job: the job.
+        servers: number of servers.
+        workers: number of workers.
+        path: folders from which workers import programs.
+        flags: further options by role.
+        start_timeout_s: how long tasks wait for each other, in seconds.
+        save_timeout_s: how long servers may take to save the job before they leave, in seconds.
+    """
+
+    job: Job
+    servers: int
+    workers: int
+    path: tuple[str, ...]
+    flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    start_timeout_s: float = 300.0
+    save_timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """What the coordinator's task tells the others.
+
+    Attributes:
+        run: id of what was submitted; see `Allocation`.
+        attempt: id of the start of the tasks.
+        address: host:port of the coordinator; empty if it has not started.
+        page: URL of its page; empty without one.
+        phase: what the other tasks should do.
+    """
+
+    run: str
+    attempt: str
+    address: str
+    page: str = ""
+    phase: Phase = Phase.RUNNING
+
+
+class RunFolder:
+    """The files of a run.
+
+    Args:
+        folder: the folder, on a file system that all nodes of the allocation share.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = Path(folder).absolute()
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    def prepare(self, plan: RunPlan) -> None:
+        """Creates what is missing in the folder, and writes the plan.
+
+        Raises:
+            BadRequest: others can write to the folder, it cannot be written, or it has the run of another job.
+        """
+        try:
+            private_files.make_folder(self.path)
+            self._check_private()
+            if (self.path / _PLAN).exists() and (earlier := self.plan().job.name) != plan.job.name:
+                raise errors.BadRequest(
+                    f"{self.path} has the run of the job {earlier}, not of {plan.job.name}; give the job the name "
+                    f"{earlier} to go on with it, or name another folder",
+                    folder=self.path,
+                )
+            for folder in (self.checkpoints, self.path / _OUTCOMES, self.path / _FAILURES):
+                private_files.make_folder(folder)
+            if not (self.path / _CERTIFICATES).exists():
+                from shoal._security.certificates import make_certificates  # noqa: PLC0415 - slow
+
+                make_certificates(self.path / _CERTIFICATES)
+            wanted = {name: getattr(plan, name) for name in RunPlan.__slots__ if name != "job"}
+            job = base64.b64encode(plan.job.to_proto().SerializeToString(deterministic=True)).decode()
+            self._write(_PLAN, json.dumps({"name": plan.job.name, **wanted, "job": job}, indent=2).encode())
+        except OSError as error:
+            raise errors.BadRequest(
+                f"cannot write the run to {self.path}: {error.strerror}; name a folder that you may write to, on a "
+                "file system that all nodes share",
+                folder=self.path,
+            ) from None
+
+    def plan(self) -> RunPlan:
+        """Returns the plan that `prepare` wrote.
+
+        Raises:
+            BadRequest: the folder has no readable plan, or others can write to it.
+        """
+        try:
+            self._check_private()
+            written = json.loads((self.path / _PLAN).read_bytes())
+            job = Job.from_proto(job_pb2.JobSpec.FromString(base64.b64decode(written.pop("job"))))
+            del written["name"]
+            return RunPlan(job=job, **{**written, "path": tuple(written["path"])})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise errors.BadRequest(
+                f"cannot read the run in {self.path}: {error}; name the folder of shoal.slurm.submit or of "
+                "`python -m shoal.slurm prepare`, on a file system that all nodes share",
+                folder=self.path,
+            ) from None
+
+    def announce(self, said: Announcement) -> None:
+        """Tells the other tasks what to do."""
+        self._write(_COORDINATOR, json.dumps(asdict(said) | {"phase": said.phase.value}).encode())
+
+    def announced(self, attempt: str = "") -> Announcement | None:
+        """Returns the latest announcement, or None if there is none of this attempt. "" means any attempt."""
+        written = self._read(_COORDINATOR)
+        if written is None:
+            return None
+        said = json.loads(written)
+        found = Announcement(**{**said, "phase": Phase(said["phase"])})
+        return found if attempt in ("", found.attempt) else None
+
+    def end(self, run: str, status: job_pb2.JobStatus) -> None:
+        """Keeps the status of the job, which has ended."""
+        self._write(f"{_OUTCOMES}/{run}", status.SerializeToString())
+
+    def outcome(self, run: str) -> JobStatus | None:
+        """Returns the status of the job if it has ended in a run, else None."""
+        written = self._read(f"{_OUTCOMES}/{run}")
+        return None if written is None else JobStatus.from_proto(job_pb2.JobStatus.FromString(written))
+
+    def report_failure(self, attempt: str, name: str, reason: str) -> None:
+        """Tells the other tasks, and whoever waits for the run, that a task cannot go on."""
+        self._write(f"{_FAILURES}/{attempt}.{name}", f"{name}: {reason}".encode())
+
+    def failures(self, run: str) -> list[str]:
+        """Returns why tasks of a run, or of one attempt of it, could not go on."""
+        found = sorted((self.path / _FAILURES).glob(f"{run}.*"))
+        return [file.read_text() for file in found]
+
+    def tls(self, holder: str) -> dict[str, str]:
+        """Returns the environment variables that name the TLS files of a holder, such as "server"."""
+        folder = self.path / _CERTIFICATES
+        return dict(zip(VARIABLES, map(str, (folder / "ca.pem", *self.pair(holder))), strict=True))
+
+    def pair(self, holder: str) -> tuple[Path, Path]:
+        """Returns the files of the certificate and the key of a holder."""
+        folder = self.path / _CERTIFICATES
+        return folder / f"{holder}.pem", folder / f"{holder}-key.pem"
+
+    def client(self, address: str, *, retry_for_s: float = 20.0) -> Client:
+        """Returns a client of the run's cluster, which presents the certificate of the admin and no token."""
+        found = Credentials.find(environment=self.tls("admin"))
+        return Client(address, retry_for_s=retry_for_s, credentials=found.with_token(lambda: ""))
+
+    def _check_private(self) -> None:
+        """Raises BadRequest if another user can write to the folder, who could then change what the tasks run."""
+        status = self.path.stat()
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+            raise errors.BadRequest(
+                f"{self.path} belongs to user {status.st_uid} and has the mode {stat.S_IMODE(status.st_mode):o}, so "
+                f"others than user {os.geteuid()} can change the run; name a folder of your own, with the mode 700",
+                folder=self.path,
+            )
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _write(self, name: str, content: bytes) -> None:
+        with atomic_write(self.path / name) as unfinished, open(private_files.create(unfinished), "wb") as file:
+            file.write(content)
+
+
+__all__ = ["Announcement", "Phase", "RunFolder", "RunPlan"]

@@ -1,0 +1,243 @@
+"""Submission of a run with submitit, and the handle of the run."""
+
+import math
+import os
+import secrets
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from shoal import errors
+from shoal._system import check_count, check_seconds, check_type, load, private_files
+from shoal.checkpoints import Checkpoints
+from shoal.client import Client
+from shoal.job import Job
+from shoal.slurm._allocation import check_size
+from shoal.slurm._run_folder import Phase, RunFolder, RunPlan
+from shoal.slurm._signals import UNFINISHED
+from shoal.slurm._task import Unfinished, place_here, run_task
+from shoal.status import JobResult
+
+_POLL_S = 0.5
+# How long task 0 waits to be killed after SIGTERM, in seconds: longer than usual grace times of preemption.
+_HOLD_S = 600.0
+_ROLES = ("coordinator", "server", "worker")
+
+
+class RunTask:
+    """What submitit calls in each task.
+
+    Args:
+        folder: the folder of the run.
+        run: the id of the submission.
+        restarts: how often submitit has requeued it.
+    """
+
+    def __init__(self, folder: str, run: str, restarts: int = 0) -> None:
+        self._folder, self._run, self._restarts = folder, run, restarts
+
+    def __call__(self) -> None:
+        """Runs the role of this task."""
+        place = place_here(run=self._run, restarts=self._restarts)
+        try:
+            run_task(RunFolder(self._folder), place, hold_s=_HOLD_S if place.in_slurm else 0.0)
+        except Unfinished as unfinished:
+            requeue = signal.getsignal(signal.SIGUSR2)  # submitit's, which calls `checkpoint` and exits
+            if unfinished.requeue and callable(requeue):
+                requeue(signal.SIGUSR2, None)
+            # Not an error, which submitit would keep as the result of a job that Slurm may yet requeue.
+            raise SystemExit(UNFINISHED) from None
+
+    def checkpoint(self) -> Any:
+        """Returns what submitit should run when the allocation starts again."""
+        helpers = load("submitit.helpers", "shoal.slurm.submit", extra="slurm")
+        return helpers.DelayedSubmission(RunTask(self._folder, self._run, self._restarts + 1))
+
+
+class SlurmRun:
+    """A run that was submitted. `submit` returns it.
+
+    Attributes:
+        folder: the folder of the run.
+        job: the job of submitit, with `job_id`, `state`, `stdout`, `stderr` and `cancel`.
+    """
+
+    def __init__(self, folder: Path, job: Any, run: str) -> None:
+        self.folder, self.job, self._run, self._files = folder, job, run, RunFolder(folder)
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """The checkpoints of the run, which stay when it has ended."""
+        return Checkpoints(self._files.checkpoints)
+
+    def client(self) -> Client:
+        """Returns a new client of the run's cluster, with the rights of an admin. Close it when it is not needed.
+
+        Raises:
+            Unreachable: the coordinator does not run now, or this machine cannot reach it.
+        """
+        said = self._files.announced()
+        if said is None or said.run != self._run or said.phase is Phase.ENDED or not said.address:
+            raise errors.Unreachable(
+                f"the coordinator of the run in {self.folder} does not run: the allocation {self.job.job_id} is "
+                f"{self.job.state}"
+            )
+        return self._files.client(said.address)
+
+    def wait(self, timeout_s: float | None = None) -> JobResult:
+        """Waits until the job has ended, through all requeues, and returns its result.
+
+        Args:
+            timeout_s: how long to wait, in seconds. None means no limit. The run continues after a timeout.
+
+        Raises:
+            JobFailed: the job failed, or the allocation ended before it. The message says why.
+            Cancelled: the job was cancelled.
+            DeadlineExceeded: the job has not ended within `timeout_s`.
+        """
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            over = self.job.done()  # before the outcome, which is written first
+            if ended := self._files.outcome(self._run):
+                return ended.result()
+            if over:
+                raise errors.JobFailed(self._unfinished(), job=self._files.plan().job.name)
+            if time.monotonic() >= deadline:
+                raise errors.DeadlineExceeded(
+                    f"the run in {self.folder} has not ended within {timeout_s:g} s; the allocation "
+                    f"{self.job.job_id} is {self.job.state}"
+                )
+            time.sleep(_POLL_S)
+
+    def cancel(self) -> None:
+        """Cancels the allocation. The job can go on from its newest checkpoint: submit it with the same folder."""
+        self.job.cancel()
+
+    def _unfinished(self) -> str:
+        name = self._files.plan().job.name
+        reasons = " ".join(self._files.failures(self._run)) or f"Its logs are in {self.job.paths.folder}"
+        newest = "it has no checkpoint"
+        with suppress(errors.ShoalError):
+            newest = f"its newest checkpoint is {self.checkpoints.show(name)}"
+        return (
+            f"the allocation {self.job.job_id} ended before the job {name}. {reasons}. The job can go on: {newest}, "
+            f"and shoal.slurm.submit with the folder {self.folder} starts it again"
+        )
+
+    def __repr__(self) -> str:
+        return f"SlurmRun({str(self.folder)!r}, {self.job.job_id})"
+
+
+def submit(
+    job: Job,
+    *,
+    folder: str | os.PathLike[str],
+    servers: int = 1,
+    workers: int | None = None,
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = ".",
+    flags: Mapping[str, Sequence[str]] | None = None,
+    nodes: int = 1,
+    tasks_per_node: int | None = None,
+    start_timeout_s: float = 300.0,
+    save_timeout_s: float = 60.0,
+    max_num_timeout: int = 3,
+    cluster: str | None = None,
+    **options: Any,
+) -> SlurmRun:
+    """Submits a job to Slurm, with a cluster of its own in one allocation. Returns at once.
+
+        job = shoal.Job("digits:Digits", name="digits", workers=4, epochs=50)
+        run = shoal.slurm.submit(job, folder="/shared/digits", servers=2, path="examples", timeout_min=240)
+        print(run.wait())
+
+    Task 0 runs the coordinator, the next ones run the servers, and all others run workers. If the allocation is
+    preempted or reaches its time limit, the job is saved, and goes on when the allocation is requeued. If it is not
+    requeued, call `submit` again with the same folder and the same name of the job.
+
+    Args:
+        job: the job. It names a program, and its name names its checkpoints.
+        folder: folder of the run, on a file system that all nodes and this machine share. Only you can access it.
+        servers: number of servers.
+        workers: number of workers. None means that of the job.
+        path: folder from which workers import programs, or several of them.
+        flags: further options by role, such as {"worker": ["--device", "cuda:0"]}; see `shoal worker --help`.
+        nodes: number of nodes.
+        tasks_per_node: number of tasks on each node. None means as many as the roles need. Tasks beyond that run
+            further workers, which take the place of workers that are lost.
+        start_timeout_s: how long tasks wait for each other, in seconds.
+        save_timeout_s: how long servers may take to save the job before they leave, in seconds. Slurm must leave them
+            about 20 s more (slurm_signal_delay_s, which is 90 by default).
+        max_num_timeout: how often submitit requeues the allocation after its time limit.
+        cluster: the executor of submitit. None means Slurm, if there is one here. "local" runs the tasks on this
+            machine.
+        options: parameters of submitit's executor, such as timeout_min, mem_gb, cpus_per_task, gpus_per_node,
+            slurm_partition or slurm_account.
+
+    Returns:
+        The handle of the run.
+
+    Raises:
+        BadRequest: the tasks are fewer than the roles, the job has no program, an argument is invalid, or the folder
+            has the run of another job or belongs to others.
+        ImportError: submitit is not installed. The message has the command that installs it.
+    """
+    check_type("job", job, Job, "a shoal.Job, such as shoal.Job('digits:Digits', workers=2)")
+    if job.is_session:
+        raise errors.BadRequest("the job has no program, so its workers would be sessions; name one: shoal.Job('m:f')")
+    servers, workers = check_count("servers", servers, 1), check_count("workers", workers or job.workers, 1)
+    for name, seconds in {"start_timeout_s": start_timeout_s, "save_timeout_s": save_timeout_s}.items():
+        check_seconds(name, seconds)
+    nodes = check_count("nodes", nodes, 1)
+    tasks = check_count("tasks_per_node", tasks_per_node or math.ceil((1 + servers + workers) / nodes), 1)
+    check_size(nodes * tasks, servers, workers)
+    submitit = load("submitit", "shoal.slurm.submit", extra="slurm")
+    plan = RunPlan(
+        job=job,
+        servers=servers,
+        workers=workers,
+        path=program_folders(path),
+        flags=_checked(flags or {}),
+        start_timeout_s=start_timeout_s,
+        save_timeout_s=save_timeout_s,
+    )
+    files = RunFolder(folder)
+    files.prepare(plan)
+    logs = files.path / "submitit"
+    private_files.make_folder(logs)
+    limits = {f"{name}_max_num_timeout": max_num_timeout for name in ("slurm", "local")}
+    executor = submitit.AutoExecutor(logs, cluster=cluster, **limits)
+    # A task that is killed ends the allocation, which Slurm can then start again. Otherwise the others would wait.
+    given = {"slurm_srun_args": ["--kill-on-bad-exit=1"], "name": job.name, **options}
+    executor.update_parameters(nodes=nodes, tasks_per_node=tasks, **given)
+    run = secrets.token_hex(4)
+    return SlurmRun(files.path, executor.submit(RunTask(str(files.path), run)), run)
+
+
+def program_folders(path: Any) -> tuple[str, ...]:
+    """Returns the absolute paths of folders of programs.
+
+    Raises:
+        BadRequest: one of them is not a folder.
+    """
+    given = [path] if isinstance(path, str | os.PathLike) else path
+    check_type("path", given, Sequence, "a folder, such as 'examples', or a list of folders")
+    folders = [Path(each).absolute() for each in given]
+    for folder in folders:
+        if not folder.is_dir():
+            raise errors.BadRequest(f"path {str(folder)!r} is not a folder; create it, or name another one")
+    return tuple(map(str, folders))
+
+
+def _checked(flags: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    give = "a dict of lists, such as {'worker': ['--device', 'cuda:0']}"
+    check_type("flags", flags, Mapping, give)
+    for role, given in flags.items():
+        if role not in _ROLES or isinstance(given, str):
+            raise errors.BadRequest(f"flags has {role!r}: {given!r}; give {give} with the keys {', '.join(_ROLES)}")
+    return {role: list(map(str, given)) for role, given in flags.items()}
+
+
+__all__ = ["RunTask", "SlurmRun", "program_folders", "submit"]
