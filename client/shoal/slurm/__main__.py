@@ -31,7 +31,9 @@ def prepare(
     ] = None,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds for which tasks wait for each other.")] = 300.0,
     save_timeout: Annotated[float, typer.Option(min=1, help="Seconds that servers may take to save the job.")] = 60.0,
-    device: Annotated[str, typer.Option(help="Device of each worker, such as cuda:0. Default: the worker's.")] = "",
+    device: Annotated[
+        str, typer.Option(help="Device of each worker. Default: tasks take the GPUs that they see in turn.")
+    ] = "",
 ) -> None:
     """Writes the job to the folder of the run, with new certificates if it has none. Give the job a --name."""
     with Output(as_json=False):

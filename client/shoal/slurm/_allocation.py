@@ -23,6 +23,7 @@ class Allocation:
         tasks: number of tasks.
         host: the host by which other tasks reach this one.
         nodes: names of the nodes, in the order of the tasks.
+        gpu: index of this task's GPU among those that it sees: tasks of a node take them in turn. None without GPUs.
         in_slurm: whether Slurm started the task. Otherwise submitit did, on this machine.
     """
 
@@ -32,6 +33,7 @@ class Allocation:
     tasks: int
     host: str = LOOPBACK
     nodes: tuple[str, ...] = (LOOPBACK,)
+    gpu: int | None = None
     in_slurm: bool = False
 
     @classmethod
@@ -49,7 +51,7 @@ class Allocation:
         if environment.get("SUBMITIT_EXECUTOR") == "local":
             run = run or environment.get("SUBMITIT_LOCAL_JOB_ID", "local")
             rank, tasks = (_number(environment, f"SUBMITIT_LOCAL_{name}") for name in ("GLOBALID", "NTASKS"))
-            return cls(run=run, attempt=f"{run}.{restarts}", rank=rank, tasks=tasks)
+            return cls(run=run, attempt=f"{run}.{restarts}", rank=rank, tasks=tasks, gpu=_gpu(environment, rank))
         rank, tasks = (_number(environment, name) for name in ("SLURM_PROCID", "SLURM_NTASKS"))
         job = environment.get("SLURM_JOB_ID", "0")
         starts = [environment.get(name, "0") for name in ("SLURM_RESTART_COUNT", "SLURM_STEP_ID")]
@@ -62,6 +64,7 @@ class Allocation:
             tasks=tasks,
             host=host or LOOPBACK,
             nodes=expand_nodes(nodes) or (host or LOOPBACK,),
+            gpu=_gpu(environment, int(environment.get("SLURM_LOCALID", "0"))),
             in_slurm=True,
         )
 
@@ -120,6 +123,12 @@ def expand_nodes(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _gpu(environment: Mapping[str, str], number: int) -> int | None:
+    """Returns the index of the GPU of a task with this number among those of its node."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+    return number % len(visible.split(",")) if visible else None
+
+
 def _split(text: str) -> list[str]:
     """Returns the items between the commas that are outside of brackets."""
     if any(text.count(bracket) != len(re.findall(r"\[[^\[\]]+\]", text)) for bracket in "[]"):
@@ -128,10 +137,10 @@ def _split(text: str) -> list[str]:
 
 
 def _range(part: str, text: str) -> list[str]:
-    first, _, last = part.partition("-")
-    if not (first.isdecimal() and (last or first).isdecimal()):
+    if not (found := re.fullmatch(r"(\d+)(?:-(\d+))?", part, re.ASCII)):
         raise _invalid(text)
-    numbers = range(int(first), int(last or first) + 1)
+    first, last = found[1], found[2] or found[1]
+    numbers = range(int(first), int(last) + 1)
     if not 0 < len(numbers) <= _MOST_NODES:
         raise _invalid(text)
     return [f"{number:0{len(first)}}" for number in numbers]

@@ -178,12 +178,15 @@ class Chief:
         said = self._folder.announced()
         if said is None or not said.address or said.phase is Phase.ENDED or said.run == self._place.run:
             return
-        with suppress(errors.ShoalError), self._folder.client(said.address, retry_for_s=0.0) as client:
-            client.status()
-            raise errors.JobRunning(
-                f"the run in {self._folder.path} goes on in the allocation {said.run}, with a coordinator at "
-                f"{said.address}; wait for its end or cancel it, or name another folder"
-            )
+        try:
+            with self._folder.client(said.address, retry_for_s=0.0) as client:
+                client.status()
+        except errors.ShoalError:
+            return  # it was killed
+        raise errors.JobRunning(
+            f"the run in {self._folder.path} goes on in the allocation {said.run}, with a coordinator at "
+            f"{said.address}; wait for its end or cancel it, or name another folder"
+        )
 
 
 def resumed(job: Job, storage: Checkpoints) -> Job:

@@ -65,6 +65,8 @@ def member_flags(
         certificate, key = map(str, folder.pair("trainer"))
         flags += ["--trainer-tls-cert", certificate, "--trainer-tls-key", key]
         flags += [flag for programs in plan.path for flag in ("--path", programs)]
+        if place.gpu is not None:
+            flags += ["--device", f"cuda:{place.gpu}"]
     return [*flags, *plan.flags.get(role, ())]
 
 

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from shoal import errors
+from shoal._display import counted
 from shoal._security import VARIABLES, Credentials
 from shoal._system import atomic_write, private_files
 from shoal.client import Client
@@ -65,6 +66,22 @@ class RunPlan:
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     start_timeout_s: float = 300.0
     save_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Raises BadRequest if the job would wait for ever."""
+        if self.job.is_session:
+            raise errors.BadRequest(
+                "the job has no program, so its workers would be sessions; name one, such as shoal.Job('digits:Digits')"
+            )
+        for what, here, needed in (
+            ("worker", self.workers, self.job.fewest_workers),
+            ("server", self.servers, self.job.fewest_replicas),
+        ):
+            if here < needed:
+                raise errors.BadRequest(
+                    f"the run has {counted(here, what)}, but the job {self.job.name} waits for {needed}; ask for "
+                    f"{counted(needed - here, what)} more"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,7 +163,8 @@ def submit(
         servers: number of servers.
         workers: number of workers. None means that of the job.
         path: folder from which workers import programs, or several of them.
-        flags: further options by role, such as {"worker": ["--device", "cuda:0"]}; see `shoal worker --help`.
+        flags: further options by role, such as {"worker": ["--device", "cpu"]}; see `shoal worker --help`. Without this
+            one, the tasks of a node take the GPUs that they see in turn.
         nodes: number of nodes.
         tasks_per_node: number of tasks on each node. None means as many as the roles need. Tasks beyond that run
             further workers, which take the place of workers that are lost.
@@ -185,15 +186,13 @@ def submit(
         ImportError: submitit is not installed. The message has the command that installs it.
     """
     check_type("job", job, Job, "a shoal.Job, such as shoal.Job('digits:Digits', workers=2)")
-    if job.is_session:
-        raise errors.BadRequest("the job has no program, so its workers would be sessions; name one: shoal.Job('m:f')")
     servers, workers = check_count("servers", servers, 1), check_count("workers", workers or job.workers, 1)
     for name, seconds in {"start_timeout_s": start_timeout_s, "save_timeout_s": save_timeout_s}.items():
         check_seconds(name, seconds)
+        if seconds <= 0:
+            raise errors.BadRequest(f"{name} is {seconds:g}; give a number of seconds above 0")
     nodes = check_count("nodes", nodes, 1)
     tasks = check_count("tasks_per_node", tasks_per_node or math.ceil((1 + servers + workers) / nodes), 1)
-    check_size(nodes * tasks, servers, workers)
-    submitit = load("submitit", "shoal.slurm.submit", extra="slurm")
     plan = RunPlan(
         job=job,
         servers=servers,
@@ -203,6 +202,8 @@ def submit(
         start_timeout_s=start_timeout_s,
         save_timeout_s=save_timeout_s,
     )
+    check_size(nodes * tasks, servers, workers)
+    submitit = load("submitit", "shoal.slurm.submit", extra="slurm")
     files = RunFolder(folder)
     files.prepare(plan)
     logs = files.path / "submitit"
@@ -210,7 +211,10 @@ def submit(
     limits = {f"{name}_max_num_timeout": max_num_timeout for name in ("slurm", "local")}
     executor = submitit.AutoExecutor(logs, cluster=cluster, **limits)
     # A task that is killed ends the allocation, which Slurm can then start again. Otherwise the others would wait.
-    given = {"slurm_srun_args": ["--kill-on-bad-exit=1"], "name": job.name, **options}
+    arguments = ["--kill-on-bad-exit=1"]
+    if "cpus_per_task" in options:  # srun does not take it from sbatch
+        arguments.append(f"--cpus-per-task={options['cpus_per_task']}")
+    given = {"slurm_srun_args": arguments, "name": job.name, **options}
     executor.update_parameters(nodes=nodes, tasks_per_node=tasks, **given)
     run = secrets.token_hex(4)
     return SlurmRun(files.path, executor.submit(RunTask(str(files.path), run)), run)
@@ -232,7 +236,7 @@ def program_folders(path: Any) -> tuple[str, ...]:
 
 
 def _checked(flags: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    give = "a dict of lists, such as {'worker': ['--device', 'cuda:0']}"
+    give = "a dict of lists, such as {'worker': ['--device', 'cpu']}"
     check_type("flags", flags, Mapping, give)
     for role, given in flags.items():
         if role not in _ROLES or isinstance(given, str):

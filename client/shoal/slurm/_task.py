@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 
 from shoal import errors
 from shoal._role.logs import configure_logging
@@ -52,7 +53,9 @@ def run_task(folder: RunFolder, place: Allocation, *, hold_s: float = 0.0) -> No
                 return
             ended = Chief(plan, place, folder, signals).run()
         except errors.ShoalError as error:
-            folder.report_failure(place.attempt, f"{role}-{index}" if index else role, error.message)
+            with suppress(OSError):  # a folder that this node does not have
+                if not folder.failures(place.attempt):  # the others end because of the first one
+                    folder.report_failure(place.attempt, f"{role}-{index}", error.message)
             raise
         if ended is None:
             _hold(signals, hold_s)

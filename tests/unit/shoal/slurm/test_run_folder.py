@@ -1,0 +1,96 @@
+"""The folder of a run: its files, their modes, and who may use it."""
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shoal
+from shoal import errors
+from shoal.slurm._chief import resumed
+from shoal.slurm._run_folder import Announcement, Phase, RunFolder, RunPlan
+
+JOB = shoal.Job("digits:Digits", name="digits", workers=2, settings={"hidden": 32}, optimizer=shoal.optim.Adam(0.003))
+
+
+def plan(**changes: Any) -> RunPlan:
+    flags = {"worker": ["--device", "cpu"]}
+    return RunPlan(**({"job": JOB, "servers": 1, "workers": 2, "path": ("/programs",), "flags": flags} | changes))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    found = RunFolder(tmp_path / "run")
+    found.prepare(plan())
+    return found
+
+
+def test_the_plan_is_read_as_it_was_written(folder: RunFolder) -> None:
+    assert folder.plan() == plan()
+
+
+def test_only_the_user_can_access_it(folder: RunFolder) -> None:
+    folder.announce(Announcement(run="1", attempt="1.0", address="node:7"))
+    folder.report_failure("1.0", "worker-0", "no GPU")
+    for path in (folder.path, *folder.path.rglob("*")):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        public = path.suffix == ".pem" and not path.stem.endswith("-key")  # certificates are no secrets
+        assert mode == (0o700 if path.is_dir() else 0o644 if public else 0o600), path
+
+
+def test_a_second_submission_keeps_the_certificates(folder: RunFolder) -> None:
+    before = folder.pair("admin")[0].read_bytes()
+    folder.prepare(plan(workers=4))
+    assert folder.pair("admin")[0].read_bytes() == before
+    assert folder.plan().workers == 4
+
+
+def test_it_has_the_run_of_one_job(folder: RunFolder) -> None:
+    with pytest.raises(errors.BadRequest, match="has the run of the job digits, not of other"):
+        folder.prepare(plan(job=shoal.Job("digits:Digits", name="other")))
+
+
+def test_a_folder_that_others_can_write_to_is_refused(folder: RunFolder) -> None:
+    folder.path.chmod(0o770)
+    for use in (folder.plan, lambda: folder.prepare(plan())):
+        with pytest.raises(errors.BadRequest, match="has the mode 770, so others than user"):
+            use()
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.BadRequest, match="cannot read the run in"):
+        RunFolder(tmp_path / "missing").plan()
+
+
+def test_announcements_belong_to_an_attempt(folder: RunFolder) -> None:
+    assert folder.announced() is None
+    said = Announcement(run="1", attempt="1.0", address="node:7", phase=Phase.STOPPING)
+    folder.announce(said)
+    assert folder.announced() == folder.announced("1.0") == said
+    assert folder.announced("1.1") is None
+
+
+def test_failures_belong_to_an_attempt(folder: RunFolder) -> None:
+    folder.report_failure("1.0", "worker-0", "no GPU")
+    folder.report_failure("12.0", "worker-0", "no disk")
+    assert folder.failures("1") == folder.failures("1.0") == ["worker-0: no GPU"]
+    assert not folder.failures("1.1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"workers": 1}, "has 1 worker, but the job digits waits for 2"),
+        ({"job": shoal.Job("a:b", name="two", replicas=2)}, "has 1 server, but the job two waits for 2"),
+        ({"job": shoal.Job(name="session")}, "the job has no program"),
+    ],
+)
+def test_a_plan_that_would_wait_for_ever_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.BadRequest, match=message):
+        plan(**changes)
+
+
+def test_a_job_without_checkpoints_keeps_its_own_start(folder: RunFolder) -> None:
+    start = shoal.Job("digits:Digits", name="digits", restore="pretrained", partial_restore=True)
+    assert resumed(start, shoal.Checkpoints(folder.checkpoints)) == start
