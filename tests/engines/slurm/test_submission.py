@@ -26,8 +26,8 @@ pytest.importorskip("submitit", reason="submitit is not installed: pip install '
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[3]
-EPOCHS = 60
-SAMPLES = EPOCHS * len(Digits().dataset)
+IMAGES, BATCH_SIZE, EPOCHS = len(Digits().dataset), 32, 100
+SAMPLES = EPOCHS * IMAGES
 
 
 def digits(**changes: Any) -> shoal.Job:
@@ -109,7 +109,7 @@ def test_a_further_start_of_a_run_that_has_ended_ends_at_once(requeued: shoal.sl
 
 
 def test_a_run_that_ends_early_goes_on_with_the_same_folder(tmp_path: Path) -> None:
-    run = submit(digits(), tmp_path / "run")
+    run = submit(digits(epochs=100_000), tmp_path / "run")
     await_steps(run, 100)
     check_strangers_are_refused(run)
     check_second_allocation_is_refused(run)
@@ -118,10 +118,12 @@ def test_a_run_that_ends_early_goes_on_with_the_same_folder(tmp_path: Path) -> N
         errors.JobFailed, match=r"ended before the job digits.*newest checkpoint is digits/1.*submit with"
     ):
         run.wait(timeout_s=60)
-    again = submit(digits(), tmp_path / "run")
+    step = run.checkpoints.show("digits").step
+    epochs = 2 * step * BATCH_SIZE // IMAGES + 5
+    again = submit(digits(epochs=epochs), tmp_path / "run")
     progress = again.wait(timeout_s=120).progress
-    assert progress.earlier_steps >= 100
-    assert progress.samples == SAMPLES
+    assert progress.earlier_steps >= 2 * (step - 1)
+    assert progress.samples == epochs * IMAGES
     again.job.wait()
 
 

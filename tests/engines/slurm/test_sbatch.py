@@ -1,0 +1,191 @@
+"""The recipe for sbatch, with programs that stand for `srun` and `scontrol`: nothing here is Slurm, or needs submitit.
+
+The node of the tasks has a name, so the roles listen on all interfaces, with TLS.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+from digits import Digits
+
+import shoal
+from shoal import errors
+from shoal._security import Credentials
+from shoal.slurm._run_folder import RunFolder
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[3]
+RECIPE = ROOT / "deploy" / "slurm" / "shoal.sbatch"
+IMAGES, BATCH_SIZE = len(Digits().dataset), 32
+JOB = ["digits:Digits", "--name", "digits", "--workers", "1", "--max-workers", "2"]
+JOB += ["--optimizer", "adam:learning_rate=0.003"]
+
+
+class Batch:
+    """The recipe as a process, as Slurm runs it on the first node.
+
+    Args:
+        folder: folder for the programs that stand for Slurm, and for the log.
+        tasks: number of tasks of the allocation.
+    """
+
+    def __init__(self, folder: Path, tasks: int) -> None:
+        self.run, self._tasks, self._programs = RunFolder(folder / "run"), tasks, folder / "bin"
+        self._requeues, self._log = folder / "requeues", folder / "shoal.log"
+        self._programs.mkdir()
+        python = shlex.quote(sys.executable)
+        fake = shlex.quote(str(Path(__file__).with_name("fake_srun.py")))
+        for name, line in {
+            "srun": f'exec {python} {fake} "$@"',
+            "scontrol": f'echo "$@" >> {shlex.quote(str(self._requeues))}',
+        }.items():
+            (self._programs / name).write_text(f"#!/bin/sh\n{line}\n")
+            (self._programs / name).chmod(0o755)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def requeues(self) -> list[str]:
+        return self._requeues.read_text().splitlines() if self._requeues.exists() else []
+
+    def variables(self, **changes: str) -> dict[str, str]:
+        slurm = {"SLURM_JOB_ID": "417", "SLURM_NTASKS": str(self._tasks), "SLURM_JOB_NODELIST": "localhost"}
+        found = {**os.environ, "PATH": f"{self._programs}:{os.environ['PATH']}", "SHOAL_PYTHON": sys.executable}
+        return {**found, **slurm, **changes}
+
+    def start(self, *, epochs: int, restarts: int = 0) -> "subprocess.Popen[bytes]":
+        arguments = [str(self.run.path), "--path", str(ROOT / "examples"), *JOB, "--epochs", str(epochs)]
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                ["bash", str(RECIPE), *arguments],
+                env=self.variables(**({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {})),
+                stdout=log,
+                stderr=log,
+            )
+
+    def await_steps(self, steps: int) -> None:
+        def taken() -> bool:
+            said = self.run.announced()
+            if said is None or not said.address:
+                return False
+            try:
+                with self.run.client(said.address) as client:
+                    return client.job("digits").status().progress.steps >= steps
+            except errors.UnknownJob:
+                return False
+
+        wait_until(taken, timeout_s=120, what=f"step {steps}")
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Iterator[Batch]:
+    yield Batch(tmp_path, tasks=3)
+    for child in psutil.Process().children(recursive=True):  # of a test that has failed
+        if child.is_running() and "shoal.sbatch" in " ".join(child.cmdline()):
+            child.kill()
+
+
+def srun(script: "subprocess.Popen[bytes]") -> psutil.Process:
+    return next(it for it in psutil.Process(script.pid).children() if "fake_srun.py" in " ".join(it.cmdline()))
+
+
+def test_the_recipe_trains_is_requeued_and_goes_on(batch: Batch) -> None:
+    script = batch.start(epochs=100_000)
+    batch.await_steps(100)
+    check_strangers_are_refused(batch.run)
+    check_a_worker_of_another_allocation_joins(batch)
+    srun(script).send_signal(signal.SIGUSR2)  # before the time limit
+    assert script.wait(timeout=60) == 75, batch.log
+    assert batch.requeues == ["requeue 417"]
+    saved = shoal.Checkpoints(batch.run.checkpoints).show("digits/1")
+    assert saved.step >= 50
+
+    epochs = 2 * saved.step * BATCH_SIZE // IMAGES + 20  # more than it has trained with one or two workers
+    assert batch.start(epochs=epochs, restarts=1).wait(timeout=150) == 0, batch.log
+    outcome = batch.run.outcome("417")
+    assert outcome is not None
+    progress = outcome.result().progress
+    assert progress.earlier_steps >= saved.step - 1
+    assert progress.samples == epochs * IMAGES
+    assert batch.requeues == ["requeue 417"]
+    params = shoal.Checkpoints(batch.run.checkpoints).read("digits")
+    assert shoal.evaluate(Digits(), params)["accuracy"] >= 0.97
+
+
+def check_strangers_are_refused(run: RunFolder) -> None:
+    """The roles listen on all interfaces. Nobody connects without a certificate of the run."""
+    said = run.announced()
+    assert said is not None
+    assert said.address.startswith("localhost:")
+    with run.client(said.address) as client:
+        members = {member.member: member.address for member in client.status().members}
+    assert members["server-0"].startswith("localhost:")
+    authority = Credentials.find(environment={"SHOAL_TLS_CA": run.tls("admin")["SHOAL_TLS_CA"]})
+    for credentials in (Credentials(), authority):
+        stranger = shoal.Client(said.address, retry_for_s=0.0, credentials=credentials)
+        with closing(stranger), pytest.raises(errors.Unauthenticated):
+            stranger.status()
+
+
+def check_a_worker_of_another_allocation_joins(batch: Batch) -> None:
+    said = batch.run.announced()
+    assert said is not None
+    helper = subprocess.Popen(
+        [sys.executable, "-m", "shoal.slurm", "workers", "--folder", str(batch.run.path)],
+        env=batch.variables(SLURM_JOB_ID="500", SLURM_PROCID="0", SLURM_NTASKS="1", SLURMD_NODENAME="localhost"),
+    )
+    with batch.run.client(said.address) as client:
+        wait_until(
+            lambda: "worker-500-0" in client.job("digits").status().workers, timeout_s=60, what="a second worker"
+        )
+        helper.send_signal(signal.SIGTERM)
+        assert helper.wait(timeout=60) == 0
+        assert client.job("digits").status().state is shoal.JobState.RUNNING
+
+
+def test_too_few_tasks_end_at_once_and_say_what_is_missing(tmp_path: Path) -> None:
+    batch = Batch(tmp_path, tasks=2)
+    assert batch.start(epochs=1).wait(timeout=60) not in (0, 75)
+    assert "has 2 tasks, but a coordinator, 1 server and 1 worker need 3: 1 task more" in batch.log
+    assert "--ntasks=3" in batch.log
+    assert not batch.requeues
+
+
+def test_a_task_without_a_coordinator_ends_and_says_where_it_looked(batch: Batch) -> None:
+    module = [sys.executable, "-m", "shoal.slurm"]
+    prepare = [*module, "prepare", "--folder", str(batch.run.path), "--path", str(ROOT / "examples"), *JOB]
+    subprocess.run([*prepare, "--start-timeout", "1"], check=True)
+    ended = subprocess.run(
+        [*module, "task", "--folder", str(batch.run.path)],
+        env=batch.variables(SLURM_PROCID="1", SLURM_JOB_NODELIST="gpu[07-08]"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 3
+    assert "server-0 found no coordinator within 1 s: task 0, on the node gpu07, has not written" in ended.stderr
+
+
+def test_the_recipe_asks_slurm_for_what_the_run_needs() -> None:
+    options = dict(
+        line.removeprefix("#SBATCH --").partition("=")[::2]
+        for line in RECIPE.read_text().splitlines()
+        if line.startswith("#SBATCH")
+    )
+    assert options["signal"].startswith("USR2@")
+    assert int(options["signal"].removeprefix("USR2@")) >= 60 + 20  # what servers may take to save, and an end
+    assert options["open-mode"] == "append"
+    assert "requeue" in options
