@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: bytecode fuzz property-tests demo models test test-cluster test-gpu test-lowest reference test-frameworks long e2e coverage chaos simulate scale soak lint check-style check-types check-imports check-spelling check-words check-subjects check-locks docs docs-serve bench bench-strategies bench-kills bench-peers check-protos protos proto-baseline version release lock audit clean help
+.PHONY: bytecode fuzz property-tests demo models test test-cluster test-gpu test-lowest reference test-frameworks test-engines long e2e coverage chaos simulate scale soak lint check-style check-types check-imports check-spelling check-words check-subjects check-locks docs docs-serve bench bench-strategies bench-kills bench-peers check-protos protos proto-baseline version release lock audit clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-gpu  run the tests and the benchmark that need a GPU; GPU=gpu13 for CUDA 13"
 	@echo "make test-lowest  run the unit tests with the lowest versions of dependencies that pyproject.toml declares"
 	@echo "make test-frameworks  install PyTorch, JAX and Keras, and test the adapters; FULL=1 adds TensorFlow, Transformers and Lightning"
+	@echo "make test-engines  install submitit, and test runs in allocations of Slurm with its local executor"
 	@echo "make reference  install PyTorch, JAX and Flax, compare layers, models and training with PyTorch, and check trees of JAX"
 	@echo "make chaos   repeat the fault scenarios and write a report (runs/chaos); CHAOS=name,... selects scenarios, CHAOS_RUNS=5 sets 5 runs for each test"
 	@echo "make simulate  run 10,000 seeds of a simulated cluster with faults (runs/simulation); SEEDS=2000 for fewer, SEED=42 replays one"
@@ -122,6 +123,11 @@ FULL ?=
 test-frameworks: $(SETUP)
 	$(PIP) install --quiet --editable '.[dev,reference$(if $(FULL),$(COMMA)transformers)]' $(if $(FULL),tensorflow lightning)
 	$(TESTS) tests/frameworks
+
+# Clusters that other schedulers start. They run on this machine.
+test-engines: $(SETUP)
+	$(PIP) install --quiet --editable '.[dev,slurm]'
+	$(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest tests/engines
 
 # The files of tests that have long forms.
 LONG = $(shell grep -rlE --include='test_*.py' 'run_lengths(\.| import .*)(is_long|long_only|runs|size)' tests)

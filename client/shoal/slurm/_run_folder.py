@@ -12,6 +12,7 @@ Only the user of the run can access it. Files are replaced in one step, so that 
 
 import base64
 import enum
+import errno
 import json
 import os
 import stat
@@ -68,7 +69,7 @@ class RunPlan:
     save_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        """Raises BadRequest if the job would wait for ever."""
+        """Raises BadRequest if the job would wait forever."""
         if self.job.is_session:
             raise errors.BadRequest(
                 "the job has no program, so its workers would be sessions; name one, such as shoal.Job('digits:Digits')"
@@ -191,7 +192,7 @@ class RunFolder:
         return None if written is None else JobStatus.from_proto(job_pb2.JobStatus.FromString(written))
 
     def report_failure(self, attempt: str, name: str, reason: str) -> None:
-        """Tells the other tasks, and whoever waits for the run, that a task cannot go on."""
+        """Keeps the reason why a task cannot go on, for the other tasks and for `SlurmRun.wait`."""
         self._write(f"{_FAILURES}/{attempt}.{name}", f"{name}: {reason}".encode())
 
     def failures(self, run: str) -> list[str]:
@@ -214,6 +215,28 @@ class RunFolder:
         found = Credentials.find(environment=self.tls("admin"))
         return Client(address, retry_for_s=retry_for_s, credentials=found.with_token(lambda: ""))
 
+    def refuse_second(self, run: str = "") -> None:
+        """Checks that no other submission of the run goes on: both would write the checkpoints.
+
+        Args:
+            run: id of the submission that asks; see `Allocation`.
+
+        Raises:
+            JobRunning: the coordinator of another one answers.
+        """
+        said = self.announced()
+        if said is None or not said.address or said.phase is Phase.ENDED or said.run == run:
+            return
+        try:
+            with self.client(said.address, retry_for_s=0.0) as client:
+                client.status()
+        except errors.ShoalError:
+            return  # it was killed, or this machine cannot reach it
+        raise errors.JobRunning(
+            f"the run in {self.path} goes on in another allocation ({said.run}), with a coordinator at {said.address}; "
+            "wait for its end or cancel it, or name another folder"
+        )
+
     def _check_private(self) -> None:
         """Raises BadRequest if another user can write to the folder, who could then change what the tasks run."""
         status = self.path.stat()
@@ -227,8 +250,13 @@ class RunFolder:
     def _read(self, name: str) -> bytes | None:
         try:
             return (self.path / name).read_bytes()
-        except FileNotFoundError:
-            return None
+        except OSError as error:
+            if error.errno in (
+                errno.ENOENT,
+                errno.ESTALE,
+            ):  # ESTALE: another node has just replaced it on a file server
+                return None
+            raise
 
     def _write(self, name: str, content: bytes) -> None:
         with atomic_write(self.path / name) as unfinished, open(private_files.create(unfinished), "wb") as file:

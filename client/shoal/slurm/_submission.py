@@ -60,9 +60,10 @@ class RunTask:
 class SlurmRun:
     """A run that was submitted. `submit` returns it.
 
-    Attributes:
+    Args:
         folder: the folder of the run.
         job: the job of submitit, with `job_id`, `state`, `stdout`, `stderr` and `cancel`.
+        run: the id of the submission.
     """
 
     def __init__(self, folder: Path, job: Any, run: str) -> None:
@@ -183,6 +184,7 @@ def submit(
     Raises:
         BadRequest: the tasks are fewer than the roles, the job has no program, an argument is invalid, or the folder
             has the run of another job or belongs to others.
+        JobRunning: an earlier submission with this folder goes on.
         ImportError: submitit is not installed. The message has the command that installs it.
     """
     check_type("job", job, Job, "a shoal.Job, such as shoal.Job('digits:Digits', workers=2)")
@@ -205,6 +207,7 @@ def submit(
     check_size(nodes * tasks, servers, workers)
     submitit = load("submitit", "shoal.slurm.submit", extra="slurm")
     files = RunFolder(folder)
+    files.refuse_second()
     files.prepare(plan)
     logs = files.path / "submitit"
     private_files.make_folder(logs)
@@ -221,18 +224,18 @@ def submit(
 
 
 def program_folders(path: Any) -> tuple[str, ...]:
-    """Returns the absolute paths of folders of programs.
+    """Returns the absolute paths of the folders that programs are imported from.
 
     Raises:
         BadRequest: one of them is not a folder.
     """
     given = [path] if isinstance(path, str | os.PathLike) else path
-    check_type("path", given, Sequence, "a folder, such as 'examples', or a list of folders")
-    folders = [Path(each).absolute() for each in given]
-    for folder in folders:
+    check_type("path", given, Sequence, "a folder, such as 'examples', or a list of them")
+    found = [Path(each).absolute() for each in given]
+    for folder in found:
         if not folder.is_dir():
             raise errors.BadRequest(f"path {str(folder)!r} is not a folder; create it, or name another one")
-    return tuple(map(str, folders))
+    return tuple(map(str, found))
 
 
 def _checked(flags: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""What each task of an allocation runs: the role that its rank gives."""
+"""The body of each task of an allocation: the role that its rank gives."""
 
 import os
 import signal
@@ -8,8 +8,8 @@ from contextlib import suppress
 from shoal import errors
 from shoal._role.logs import configure_logging
 from shoal.slurm._allocation import Allocation, check_size, role_of
-from shoal.slurm._chief import Chief
-from shoal.slurm._member import POLL_S, Member
+from shoal.slurm._coordinator_task import CoordinatorTask
+from shoal.slurm._member_task import POLL_S, MemberTask
 from shoal.slurm._run_folder import RunFolder
 from shoal.slurm._signals import EndSignals
 
@@ -49,9 +49,9 @@ def run_task(folder: RunFolder, place: Allocation, *, hold_s: float = 0.0) -> No
             role, index = role_of(place.rank, plan.servers)
             configure_logging("console", "info", task=str(place.rank), role=role)
             if role != "coordinator":
-                Member(role, index, plan, place, folder, signals).run()
+                MemberTask(role, index, plan, place, folder, signals).run()
                 return
-            ended = Chief(plan, place, folder, signals).run()
+            ended = CoordinatorTask(plan, place, folder, signals).run()
         except errors.ShoalError as error:
             with suppress(OSError):  # a folder that this node does not have
                 if not folder.failures(place.attempt):  # the others end because of the first one
@@ -73,7 +73,7 @@ def run_helper(folder: RunFolder, place: Allocation) -> None:
     configure_logging("console", "info", task=str(place.rank), role="worker")
     with EndSignals() as signals:
         name = f"worker-{place.run}-{place.rank}"
-        Member("worker", place.rank, folder.plan(), place, folder, signals, helper=name).run()
+        MemberTask("worker", place.rank, folder.plan(), place, folder, signals, helper=name).run()
 
 
 def _hold(signals: EndSignals, hold_s: float) -> None:

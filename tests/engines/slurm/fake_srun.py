@@ -17,8 +17,13 @@ def main(arguments: list[str]) -> int:
     kills = "--kill-on-bad-exit=1" in arguments
     command = [argument for argument in arguments if not argument.startswith("--kill-on-bad-exit")]
     tasks = [subprocess.Popen(command, env=_environment(rank)) for rank in range(int(os.environ["SLURM_NTASKS"]))]
+
+    def pass_on(number: int, _frame: object) -> None:
+        for task in tasks:
+            task.send_signal(number)
+
     for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, lambda number, _: [task.send_signal(number) for task in tasks])
+        signal.signal(number, pass_on)
     while any(task.poll() is None for task in tasks):
         if kills and any(task.returncode for task in tasks):
             for task in tasks:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,19 +29,30 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[3]
 IMAGES, BATCH_SIZE, EPOCHS = len(Digits().dataset), 32, 100
 SAMPLES = EPOCHS * IMAGES
+RUNS: list[shoal.slurm.SlurmRun] = []  # that have not been looked after yet
 
 
 def digits(**changes: Any) -> shoal.Job:
-    fields = {"name": "digits", "workers": 2, "epochs": EPOCHS, "optimizer": optim.Adam(0.003)}
+    fields: dict[str, Any] = {"name": "digits", "workers": 2, "epochs": EPOCHS, "optimizer": optim.Adam(0.003)}
     return shoal.Job("digits:Digits", **(fields | changes))
 
 
 def submit(job: shoal.Job, folder: Path, **options: Any) -> shoal.slurm.SlurmRun:
-    return shoal.slurm.submit(
-        job,
-        folder=folder,
-        **({"servers": 2, "path": ROOT / "examples", "cluster": "local", "timeout_min": 20} | options),
-    )
+    given: dict[str, Any] = {"servers": 2, "path": ROOT / "examples", "cluster": "local", "timeout_min": 20} | options
+    RUNS.append(shoal.slurm.submit(job, folder=folder, **given))
+    return RUNS[-1]
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """Kills what a failed test leaves: the roles end with their tasks."""
+    yield
+    while RUNS:
+        run = RUNS.pop()
+        if not run.job.done():
+            for process in [psutil.Process(int(run.job.job_id)), *tasks(run)]:
+                process.kill()
+            run.job.wait()
 
 
 def tasks(run: shoal.slurm.SlurmRun) -> list[psutil.Process]:
@@ -143,7 +155,9 @@ def check_strangers_are_refused(run: shoal.slurm.SlurmRun) -> None:
 
 def check_second_allocation_is_refused(run: shoal.slurm.SlurmRun) -> None:
     ended = start_task(run.folder, rank=0, tasks=5, job="second").communicate(timeout=60)
-    assert "goes on in the allocation" in ended[1]
+    assert "goes on in another allocation" in ended[1]
+    with pytest.raises(errors.JobRunning, match="goes on in another allocation"):
+        submit(digits(), run.folder)
     with run.client() as client:
         assert client.job("digits").status().state is shoal.JobState.RUNNING
 
@@ -174,12 +188,14 @@ def test_a_job_that_fails_ends_all_tasks_with_its_reason(tmp_path: Path) -> None
 def test_a_role_that_is_killed_is_started_again(tmp_path: Path) -> None:
     run = submit(digits(checkpoints=shoal.CheckpointPolicy(every_steps=50)), tmp_path / "run", servers=1)
     await_steps(run, 120)
-    server = next(child for child in tasks(run)[1].children(recursive=True) if child.name().startswith("shoal:server"))
-    server.kill()
+    for task, name in enumerate(("coordinator", "server-0")):
+        roles = tasks(run)[task].children(recursive=True)
+        next(it for it in roles if it.name().startswith(f"shoal:{name}"[:15])).kill()  # the kernel keeps 15 letters
     progress = run.wait(timeout_s=150).progress
     run.job.wait()
     assert progress.samples == SAMPLES
-    assert "server-0 ended and is started again" in str(run.job.task(1).stderr())
+    for task, name in enumerate(("coordinator", "server-0")):
+        assert f"{name} ended and is started again" in str(run.job.task(task).stderr())
 
 
 def test_a_task_that_cannot_go_on_ends_the_run(tmp_path: Path) -> None:

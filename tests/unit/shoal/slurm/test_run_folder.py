@@ -8,7 +8,7 @@ import pytest
 
 import shoal
 from shoal import errors
-from shoal.slurm._chief import resumed
+from shoal.slurm._coordinator_task import resumed
 from shoal.slurm._run_folder import Announcement, Phase, RunFolder, RunPlan
 
 JOB = shoal.Job("digits:Digits", name="digits", workers=2, settings={"hidden": 32}, optimizer=shoal.optim.Adam(0.003))
@@ -16,7 +16,8 @@ JOB = shoal.Job("digits:Digits", name="digits", workers=2, settings={"hidden": 3
 
 def plan(**changes: Any) -> RunPlan:
     flags = {"worker": ["--device", "cpu"]}
-    return RunPlan(**({"job": JOB, "servers": 1, "workers": 2, "path": ("/programs",), "flags": flags} | changes))
+    fields: dict[str, Any] = {"job": JOB, "servers": 1, "workers": 2, "path": ("/programs",), "flags": flags}
+    return RunPlan(**(fields | changes))
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_failures_belong_to_an_attempt(folder: RunFolder) -> None:
         ({"job": shoal.Job(name="session")}, "the job has no program"),
     ],
 )
-def test_a_plan_that_would_wait_for_ever_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_a_plan_that_would_wait_forever_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.BadRequest, match=message):
         plan(**changes)
 

@@ -22,7 +22,7 @@ _CHECK_S, _CONNECT_S = 5.0, 2.0
 _MARGIN_S = 30.0
 
 
-class Member:
+class MemberTask:
     """The task of a server or a worker.
 
     Args:
@@ -73,7 +73,7 @@ class Member:
 
     def _follow(self, role: RoleRunner, coordinator: str) -> None:
         """Looks after the role until it should end."""
-        leaving_at: float | None = None
+        asked_at: float | None = None
         answered_at = checked_at = self._clock()
         while not role.left:
             time.sleep(POLL_S)
@@ -82,10 +82,10 @@ class Member:
             if phase is Phase.ENDED:
                 return
             if self._signals.received or phase is Phase.STOPPING:
-                leaving_at = now if leaving_at is None else leaving_at
+                asked_at = now if asked_at is None else asked_at
                 if self._drains:
                     role.drain()
-                if now - leaving_at > self._plan.save_timeout_s + _MARGIN_S:
+                if now - asked_at > self._plan.save_timeout_s + _MARGIN_S:
                     return
             role.poll()
             if now - checked_at >= _CHECK_S:
@@ -95,7 +95,7 @@ class Member:
                 elif now - answered_at > self._plan.start_timeout_s:
                     raise errors.StartFailed(
                         f"the coordinator at {coordinator} has accepted no connection for {now - answered_at:.0f} s, "
-                        f"so {self.name} ends; the log of task 0 says what became of it. Start the run again to go on "
+                        f"so {self.name} ends; the log of task 0 may say why. Start the run again to go on "
                         "from its newest checkpoint"
                     )
 
@@ -133,4 +133,4 @@ def _accepts(address: str) -> bool:
         return False
 
 
-__all__ = ["POLL_S", "Member"]
+__all__ = ["POLL_S", "MemberTask"]

@@ -16,7 +16,7 @@ from shoal.checkpoints import Checkpoint, Checkpoints
 from shoal.client import Client, JobHandle
 from shoal.job import Job
 from shoal.slurm._allocation import Allocation
-from shoal.slurm._member import POLL_S
+from shoal.slurm._member_task import POLL_S
 from shoal.slurm._options import coordinator_flags, role_environment
 from shoal.slurm._role_runner import RoleRunner
 from shoal.slurm._run_folder import Announcement, Phase, RunFolder, RunPlan
@@ -31,7 +31,7 @@ _log = Log(__name__)
 _RETRY_S, _LEAVE_S, _MARGIN_S = 2.0, 20.0, 10.0
 
 
-class Chief:
+class CoordinatorTask:
     """The task of the coordinator.
 
     Args:
@@ -68,7 +68,7 @@ class Chief:
         if ended := self._folder.outcome(self._place.run):  # it was requeued after its end
             self._announce(Phase.ENDED)
             return ended
-        self._refuse_second()
+        self._folder.refuse_second(self._place.run)
         with ExitStack() as undo:
             undo.callback(self._announce, Phase.ENDED)
             state = tempfile.mkdtemp(prefix="shoal-slurm-")
@@ -173,21 +173,6 @@ class Chief:
             self._said = replace(self._said, phase=phase)
             self._folder.announce(self._said)
 
-    def _refuse_second(self) -> None:
-        """Raises JobRunning if the coordinator of another allocation answers: both would write the checkpoints."""
-        said = self._folder.announced()
-        if said is None or not said.address or said.phase is Phase.ENDED or said.run == self._place.run:
-            return
-        try:
-            with self._folder.client(said.address, retry_for_s=0.0) as client:
-                client.status()
-        except errors.ShoalError:
-            return  # it was killed
-        raise errors.JobRunning(
-            f"the run in {self._folder.path} goes on in the allocation {said.run}, with a coordinator at "
-            f"{said.address}; wait for its end or cancel it, or name another folder"
-        )
-
 
 def resumed(job: Job, storage: Checkpoints) -> Job:
     """Returns the job as it goes on: from the newest checkpoint of its own name, if there is one."""
@@ -196,4 +181,4 @@ def resumed(job: Job, storage: Checkpoints) -> Job:
     return job
 
 
-__all__ = ["Chief", "resumed"]
+__all__ = ["CoordinatorTask", "resumed"]
