@@ -86,6 +86,7 @@ class CoordinatorTask:
                 if self._signals.received:
                     return None
                 coordinator.poll()
+                time.sleep(POLL_S)
             client = undo.enter_context(self._folder.client(coordinator.address, retry_for_s=_RETRY_S))
             self._said = replace(self._said, address=coordinator.address, page=coordinator.page)
             undo.callback(self._end, client)

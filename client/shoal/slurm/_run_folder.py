@@ -6,6 +6,7 @@
     checkpoints/        the checkpoints of the job
     outcomes/           the last status of the job, for each allocation in which it ended
     failures/           why a task could not go on
+    submitit/           the files and logs of submitit
 
 Only the user of the run can access it. Files are replaced in one step, so that no task reads half of one.
 """
@@ -119,6 +120,11 @@ class RunFolder:
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
+    @property
+    def submitit(self) -> Path:
+        """The folder of submitit's files and logs, which only this user can access."""
+        return self.path / "submitit"
+
     def prepare(self, plan: RunPlan) -> None:
         """Creates what is missing in the folder, and writes the plan.
 
@@ -134,7 +140,7 @@ class RunFolder:
                     f"{earlier} to go on with it, or name another folder",
                     folder=self.path,
                 )
-            for folder in (self.checkpoints, self.path / _OUTCOMES, self.path / _FAILURES):
+            for folder in (self.checkpoints, self.submitit, self.path / _OUTCOMES, self.path / _FAILURES):
                 private_files.make_folder(folder)
             if not (self.path / _CERTIFICATES).exists():
                 from shoal._security.certificates import make_certificates  # noqa: PLC0415 - slow

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import errors
-from shoal._system import check_count, check_seconds, check_type, load, private_files
+from shoal._system import check_count, check_seconds, check_type, load
 from shoal.checkpoints import Checkpoints
 from shoal.client import Client
 from shoal.job import Job
@@ -150,13 +150,8 @@ def submit(
 ) -> SlurmRun:
     """Submits a job to Slurm, with a cluster of its own in one allocation. Returns at once.
 
-        job = shoal.Job("digits:Digits", name="digits", workers=4, epochs=50)
-        run = shoal.slurm.submit(job, folder="/shared/digits", servers=2, path="examples", timeout_min=240)
-        print(run.wait())
-
-    Task 0 runs the coordinator, the next ones run the servers, and all others run workers. If the allocation is
-    preempted or reaches its time limit, the job is saved, and goes on when the allocation is requeued. If it is not
-    requeued, call `submit` again with the same folder and the same name of the job.
+    If the allocation is preempted or reaches its time limit, the job is saved, and goes on when it is requeued. If it
+    is not requeued, call `submit` again with the same folder and the same name of the job.
 
     Args:
         job: the job. It names a program, and its name names its checkpoints.
@@ -164,63 +159,67 @@ def submit(
         servers: number of servers.
         workers: number of workers. None means that of the job.
         path: folder from which workers import programs, or several of them.
-        flags: further options by role, such as {"worker": ["--device", "cpu"]}; see `shoal worker --help`. Without this
-            one, the tasks of a node take the GPUs that they see in turn.
+        flags: further options by role, such as {"worker": ["--device", "cpu"]}; see `shoal worker --help`. Without
+            this one, the tasks of a node take the GPUs that they see in turn.
         nodes: number of nodes.
         tasks_per_node: number of tasks on each node. None means as many as the roles need. Tasks beyond that run
             further workers, which take the place of workers that are lost.
         start_timeout_s: how long tasks wait for each other, in seconds.
-        save_timeout_s: how long servers may take to save the job before they leave, in seconds. Slurm must leave them
-            about 20 s more (slurm_signal_delay_s, which is 90 by default).
+        save_timeout_s: how long servers may take to save the job, in seconds. Slurm must leave them about 20 s more
+            (slurm_signal_delay_s, which is 90 by default).
         max_num_timeout: how often submitit requeues the allocation after its time limit.
-        cluster: the executor of submitit. None means Slurm, if there is one here. "local" runs the tasks on this
-            machine.
-        options: parameters of submitit's executor, such as timeout_min, mem_gb, cpus_per_task, gpus_per_node,
-            slurm_partition or slurm_account.
-
-    Returns:
-        The handle of the run.
+        cluster: executor of submitit. None means Slurm, if it is here. "local" runs the tasks on this machine.
+        options: parameters of the executor, such as timeout_min, mem_gb, cpus_per_task or slurm_partition.
 
     Raises:
-        BadRequest: the tasks are fewer than the roles, the job has no program, an argument is invalid, or the folder
-            has the run of another job or belongs to others.
+        BadRequest: tasks are missing, an argument is invalid, or the folder has another run or belongs to others.
         JobRunning: an earlier submission with this folder goes on.
         ImportError: submitit is not installed. The message has the command that installs it.
     """
     check_type("job", job, Job, "a shoal.Job, such as shoal.Job('digits:Digits', workers=2)")
-    servers, workers = check_count("servers", servers, 1), check_count("workers", workers or job.workers, 1)
+    plan = _plan(
+        job, servers, job.workers if workers is None else workers, path, flags, start_timeout_s, save_timeout_s
+    )
+    nodes, roles = check_count("nodes", nodes, 1), 1 + plan.servers + plan.workers
+    tasks = check_count("tasks_per_node", tasks_per_node or math.ceil(roles / nodes), 1)
+    check_size(nodes * tasks, plan.servers, plan.workers)
+    open_executor = load("submitit", "shoal.slurm.submit", extra="slurm").AutoExecutor
+    files = RunFolder(folder)
+    files.refuse_second()
+    files.prepare(plan)
+    limits = {f"{name}_max_num_timeout": max_num_timeout for name in ("slurm", "local")}
+    executor = open_executor(files.submitit, cluster=cluster, **limits)
+    executor.update_parameters(nodes=nodes, tasks_per_node=tasks, **_with_srun_options({"name": job.name} | options))
+    run = secrets.token_hex(4)
+    return SlurmRun(files.path, executor.submit(RunTask(str(files.path), run)), run)
+
+
+def _plan(
+    job: Job, servers: int, workers: int, path: Any, flags: Any, start_timeout_s: float, save_timeout_s: float
+) -> RunPlan:
+    """Returns the plan of a run. Raises BadRequest if an argument is invalid; see `submit`."""
     for name, seconds in {"start_timeout_s": start_timeout_s, "save_timeout_s": save_timeout_s}.items():
         check_seconds(name, seconds)
         if seconds <= 0:
             raise errors.BadRequest(f"{name} is {seconds:g}; give a number of seconds above 0")
-    nodes = check_count("nodes", nodes, 1)
-    tasks = check_count("tasks_per_node", tasks_per_node or math.ceil((1 + servers + workers) / nodes), 1)
-    plan = RunPlan(
+    return RunPlan(
         job=job,
-        servers=servers,
-        workers=workers,
+        servers=check_count("servers", servers, 1),
+        workers=check_count("workers", workers, 1),
         path=program_folders(path),
         flags=_checked(flags or {}),
         start_timeout_s=start_timeout_s,
         save_timeout_s=save_timeout_s,
     )
-    check_size(nodes * tasks, servers, workers)
-    submitit = load("submitit", "shoal.slurm.submit", extra="slurm")
-    files = RunFolder(folder)
-    files.refuse_second()
-    files.prepare(plan)
-    logs = files.path / "submitit"
-    private_files.make_folder(logs)
-    limits = {f"{name}_max_num_timeout": max_num_timeout for name in ("slurm", "local")}
-    executor = submitit.AutoExecutor(logs, cluster=cluster, **limits)
+
+
+def _with_srun_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of an executor, with the options of srun that a run needs, unless the user gives some."""
     # A task that is killed ends the allocation, which Slurm can then start again. Otherwise the others would wait.
-    arguments = ["--kill-on-bad-exit=1"]
+    needed = ["--kill-on-bad-exit=1"]
     if "cpus_per_task" in options:  # srun does not take it from sbatch
-        arguments.append(f"--cpus-per-task={options['cpus_per_task']}")
-    given = {"slurm_srun_args": arguments, "name": job.name, **options}
-    executor.update_parameters(nodes=nodes, tasks_per_node=tasks, **given)
-    run = secrets.token_hex(4)
-    return SlurmRun(files.path, executor.submit(RunTask(str(files.path), run)), run)
+        needed.append(f"--cpus-per-task={options['cpus_per_task']}")
+    return {"slurm_srun_args": needed, **options}
 
 
 def program_folders(path: Any) -> tuple[str, ...]:

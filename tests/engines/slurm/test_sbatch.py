@@ -3,8 +3,6 @@
 The node of the tasks has a name, so the roles listen on all interfaces, with TLS.
 """
 
-import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +18,7 @@ import shoal
 from shoal import errors
 from shoal._security import Credentials
 from shoal.slurm._run_folder import RunFolder
+from support.slurm.programs import FakeSlurm
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -40,30 +39,15 @@ class Batch:
     """
 
     def __init__(self, folder: Path, tasks: int) -> None:
-        self.run, self._tasks, self._programs = RunFolder(folder / "run"), tasks, folder / "bin"
-        self._requeues, self._log = folder / "requeues", folder / "shoal.log"
-        self._programs.mkdir()
-        python = shlex.quote(sys.executable)
-        fake = shlex.quote(str(Path(__file__).with_name("fake_srun.py")))
-        for name, line in {
-            "srun": f'exec {python} {fake} "$@"',
-            "scontrol": f'echo "$@" >> {shlex.quote(str(self._requeues))}',
-        }.items():
-            (self._programs / name).write_text(f"#!/bin/sh\n{line}\n")
-            (self._programs / name).chmod(0o755)
+        self.run, self._tasks, self._log = RunFolder(folder / "run"), tasks, folder / "shoal.log"
+        self.slurm = FakeSlurm(folder)
 
     @property
     def log(self) -> str:
         return self._log.read_text()
 
-    @property
-    def requeues(self) -> list[str]:
-        return self._requeues.read_text().splitlines() if self._requeues.exists() else []
-
     def variables(self, **changes: str) -> dict[str, str]:
-        slurm = {"SLURM_JOB_ID": "417", "SLURM_NTASKS": str(self._tasks), "SLURM_JOB_NODELIST": "localhost"}
-        found = {**os.environ, "PATH": f"{self._programs}:{os.environ['PATH']}", "SHOAL_PYTHON": sys.executable}
-        return {**found, **slurm, **changes}
+        return self.slurm.variables(self._tasks, **changes)
 
     def start(self, *, epochs: int, restarts: int = 0) -> "subprocess.Popen[bytes]":
         arguments = [str(self.run.path), "--path", str(ROOT / "examples"), *JOB, "--epochs", str(epochs)]
@@ -108,7 +92,7 @@ def test_the_recipe_trains_is_requeued_and_goes_on(batch: Batch) -> None:
     check_a_worker_of_another_allocation_joins(batch)
     srun(script).send_signal(signal.SIGUSR2)  # before the time limit
     assert script.wait(timeout=60) == 75, batch.log
-    assert batch.requeues == ["requeue 417"]
+    assert batch.slurm.asked == ["requeue 417"]
     saved = shoal.Checkpoints(batch.run.checkpoints).show("digits/1")
     assert saved.step >= 50
 
@@ -119,7 +103,7 @@ def test_the_recipe_trains_is_requeued_and_goes_on(batch: Batch) -> None:
     progress = outcome.result().progress
     assert progress.earlier_steps >= saved.step - 1
     assert progress.samples == epochs * IMAGES
-    assert batch.requeues == ["requeue 417"]
+    assert batch.slurm.asked == ["requeue 417"]
     params = shoal.Checkpoints(batch.run.checkpoints).read("digits")
     assert shoal.evaluate(Digits(), params)["accuracy"] >= 0.97
 
@@ -160,7 +144,7 @@ def test_too_few_tasks_end_at_once_and_say_what_is_missing(tmp_path: Path) -> No
     assert batch.start(epochs=1).wait(timeout=60) not in (0, 75)
     assert "has 2 tasks, but a coordinator, 1 server and 1 worker need 3: 1 task more" in batch.log
     assert "--ntasks=3" in batch.log
-    assert not batch.requeues
+    assert not batch.slurm.asked
 
 
 def test_a_task_without_a_coordinator_ends_and_says_where_it_looked(batch: Batch) -> None:
