@@ -27,6 +27,7 @@ MODULES = (
     "shoal.optim",
     "shoal.partitioners",
     "shoal.program",
+    "shoal.ray",
     "shoal.slurm",
     "shoal.status",
     "shoal.timings",
@@ -65,7 +66,7 @@ MODULES = (
 )
 
 # Their frameworks need not be installed.
-ADAPTERS = frozenset({"shoal.jax", "shoal.keras", "shoal.torch", "shoal.transformers"})
+ADAPTERS = frozenset({"shoal.jax", "shoal.keras", "shoal.ray", "shoal.torch", "shoal.transformers"})
 
 
 def public_names(module: str) -> list[str]:

@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
 from shoal import _rpc, errors
 from shoal._cli import options
+from shoal._cli.engines import on_ray
 from shoal._cli.last_checkpoints import saving_jobs
 from shoal._cli.output import Output, Row
 from shoal._display import counted, records
@@ -50,6 +51,20 @@ _StoreOption = Annotated[
     ),
 ]
 
+_EngineOption = Annotated[
+    Literal["local", "ray"],
+    typer.Option("--on", help="Where the roles run: local means processes on this machine, ray actors of Ray."),
+]
+_NameOption = Annotated[str, typer.Option(help="Name of the cluster on Ray. Ray has one cluster of a name.")]
+_MaxWorkersOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="With --on ray, largest number of workers: the cluster adds workers while jobs can use them. 0 means "
+        "--workers.",
+    ),
+]
+
 
 def up(
     servers: Annotated[int, typer.Option(min=1, help="Number of servers.")] = 2,
@@ -72,9 +87,12 @@ def up(
     log_dir: Annotated[
         Path | None, typer.Option(help="Folder for the log files of the roles. Default: standard error.")
     ] = None,
+    on: _EngineOption = "local",
+    name: _NameOption = "shoal",
+    max_workers: _MaxWorkersOption = 0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Runs a cluster on this machine until Ctrl-C or SIGTERM.
+    """Runs a cluster on this machine, or on Ray, until Ctrl-C or SIGTERM.
 
     With --checkpoints, it first takes a last checkpoint of each job that trains, for at most 30 s. A second Ctrl-C
     stops at once.
@@ -82,7 +100,17 @@ def up(
     If a role dies, the command restarts it after 1 s, and after 2, 4 and 8 s if it keeps dying within 60 s. After the
     fifth death the role is not restarted, and the others continue. With --json, the command prints one object when the
     cluster is ready, one for each role that dies or returns, and some about the last checkpoints.
+
+    With --on ray, the roles are actors of the Ray cluster that RAY_ADDRESS names. Ray restarts them, without a limit.
+    Ray chooses the addresses, and there are no last checkpoints and no --log-dir.
     """
+    if on == "ray":
+        shared: dict[str, Any] = {"checkpoints": checkpoints, "store": store, "log_level": log_level, "name": name}
+        programs = {"path": path or ".", "allow_programs": allow_program or (), "trainer_env": trainer_env or ()}
+        page_flags = {"coordinator": _page_flags("", page_hosts, page_read_only)}
+        shared |= programs | {"flags": page_flags, "page": page_listen != "", "max_workers": max_workers}
+        _up_on_ray(servers, workers, shared, log_dir=log_dir, as_json=as_json)
+        return
     with Output(as_json):
         _check_listen(listen)
         if page_listen:  # the coordinator itself chooses another port than a default one that is in use
@@ -196,6 +224,17 @@ def _state(member: MemberStatus, late_s: float) -> str:
 
 def _beginning(servers: int, workers: int) -> str:
     return f"starting a coordinator, {counted(servers, 'server')} and {counted(workers, 'worker')} ..."
+
+
+def _up_on_ray(servers: int, workers: int, arguments: dict[str, Any], *, log_dir: Path | None, as_json: bool) -> None:
+    with Output(as_json) as out:
+        if log_dir:
+            raise errors.BadRequest("--log-dir is for local clusters; Ray has the logs of its actors")
+        cluster = on_ray.prepare(servers, workers, **arguments)
+        with _until_interrupted():  # after Ray has set its own handlers
+            if not as_json:
+                out.errors.print(_beginning(servers, workers))
+            on_ray.run(cluster, out)
 
 
 def _check_listen(listen: str) -> None:

@@ -101,14 +101,14 @@ def test_nothing_imports_cupy_opentelemetry_or_a_framework_before_it_is_asked_fo
         name.removesuffix(".__init__")
         for name in names
         if not name.endswith("__main__")
-        and not name.startswith(("shoal.jax", "shoal.keras", "shoal.torch", "shoal.transformers"))
+        and not name.startswith(("shoal.jax", "shoal.keras", "shoal.ray", "shoal.torch", "shoal.transformers"))
     ]
     script = f"import importlib, sys; [importlib.import_module(name) for name in {ours!r}]; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in ran.stdout.split()}
     assert ROOMS.keys() & loaded >= {"shoal", "shoal_server", "shoal_coordinator", "shoal_worker", "shoal_nn"}
     assert not loaded & {"cupy", "cupyx", "cupy_backends", "cudnn", "opentelemetry"}
-    assert not loaded & {"torch", "jax", "flax", "optax", "keras", "tensorflow", "transformers", "accelerate"}
+    assert not loaded & {"torch", "jax", "flax", "optax", "keras", "tensorflow", "transformers", "accelerate", "ray"}
 
 
 def test_no_pickle() -> None:

@@ -1,0 +1,107 @@
+"""The description of one role, with which an engine starts it on any node, and its command line there (no I/O)."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal._role.identity import SOURCES
+
+_CA, _CERTIFICATE, _KEY = "ca.pem", "certificate.pem", "key.pem"
+# The access file of a coordinator is in this folder, so that the other roles on its node find no token of an admin.
+_STATE = "XDG_STATE_HOME"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a role runs.
+
+    Attributes:
+        host: address of its node.
+        zone: id of its node, as the zone of a server.
+        folder: private folder with its files.
+        ports: ports of a coordinator: for calls, for the page and for metrics.
+        coordinator: host:port of the coordinator. Empty for a coordinator itself.
+    """
+
+    host: str
+    zone: str
+    folder: Path
+    ports: tuple[int, int, int] = (0, 0, 0)
+    coordinator: str = ""
+
+    @property
+    def address(self) -> str:
+        """The host:port of a coordinator."""
+        return f"{self.host}:{self.ports[0]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSpec:
+    """One role of a cluster. It has the role's own certificate and key, and those of no other role.
+
+    Attributes:
+        cluster: random id of the cluster.
+        role: coordinator, server or worker.
+        name: name of the process, such as "server-0", which it keeps when it is started again.
+        ca, certificate: PEM.
+        key: PEM. The representation leaves it out.
+        flags: options of its command that are the same on each node.
+        environment: environment variables, in addition to those of the process that starts it.
+        page: whether a coordinator has a page.
+    """
+
+    cluster: str
+    role: str
+    name: str
+    ca: bytes = field(repr=False)
+    certificate: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+    flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    page: bool = True
+
+    @property
+    def folder_name(self) -> str:
+        """The name of its private folder, the same after a restart on the same node."""
+        return f"shoal-{self.cluster}-{self.name}"
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The content of its files, by their names."""
+        return {_CA: self.ca, _CERTIFICATE: self.certificate, _KEY: self.key}
+
+    def arguments(self, place: Place) -> list[str]:
+        """Returns the command line, after `shoal`."""
+        folder, listen, metrics = place.folder, f"{place.host}:{place.ports[0]}", f"{place.host}:{place.ports[2]}"
+        made = [
+            "--tls-ca",
+            f"{folder / _CA}",
+            "--tls-cert",
+            f"{folder / _CERTIFICATE}",
+            "--tls-key",
+            f"{folder / _KEY}",
+        ]
+        made += ["--listen", listen, "--metrics-listen", metrics]
+        if self.role == "coordinator":
+            made += ["--page-listen", f"{place.host}:{place.ports[1]}" if self.page else ""]
+            if "--store" not in self.flags:
+                made += ["--store", f"{folder / 'coordinator.db'}"]
+        else:
+            made += ["--coordinator", place.coordinator, "--name", self.name]
+        if self.role == "server":
+            made += ["--zone", place.zone]
+        return [self.role, *made, *self.flags, "--supervised"]
+
+    def variables(self, place: Place, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """Returns the environment variables.
+
+        Args:
+            place: where the role runs.
+            environment: those of the process that starts it.
+        """
+        kept = {name: value for name, value in environment.items() if name not in SOURCES}
+        return {**kept, **self.environment, _STATE: str(place.folder)}
+
+
+__all__ = ["Place", "RoleSpec"]

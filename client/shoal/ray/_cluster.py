@@ -1,0 +1,333 @@
+"""The cluster, as its driver sees it: what the roles are told, where Ray places them, and how they end."""
+
+import secrets
+import shutil
+import ssl
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import ray
+
+from shoal import _rpc, errors
+from shoal._engines import Autoscaler, Request, RoleSpec, WorkerScaling, check_resources, requests
+from shoal._security import AccessRole, Credentials
+from shoal._system import check_count
+from shoal._system.waits import wait_notice
+from shoal.client import Client
+from shoal.ray._actor import LEAVE_S, STOP_S
+from shoal.ray._actors import CALL_S, RoleActors
+from shoal.ray._flags import RoleFlags
+from shoal.status import Role
+from shoal.v1 import token_pb2
+
+_ROLES = ("coordinator", "server", "worker")
+# Seconds in which a worker must start that the cluster adds by itself. If Ray has no room, a later look tries again.
+_SCALE_S = 30.0
+_WANTED = b"shoal_coordinator_wanted_workers "
+
+
+class RayCluster:
+    """A coordinator, servers and workers, as actors of Ray.
+
+        ray.init()
+        with shoal.ray.cluster(servers=2, workers=4) as cluster, cluster.client() as client:
+            print(client.submit(shoal.Job("digits:Digits", workers=4)).wait())
+
+    Each role is a child process of its actor. Ray starts an actor again when the actor or its role dies, and the role
+    then has the same name. The servers are spread over the nodes, and the node of a server is its zone. The cluster has
+    a CA of its own: all connections use TLS, and each role has its own certificate. Everything ends with the cluster,
+    or when this process ends.
+
+    Args:
+        servers: number of servers.
+        workers: number of workers.
+        resources: what each role needs, by role: {"worker": {"CPU": 4, "GPU": 1}}. The default is 0.1 CPU for the
+            coordinator, 0.4 for a server and 0.5 for a worker.
+        max_workers: largest number of workers. If it is more than `workers`, the cluster adds workers while its jobs
+            can use them, and later removes idle ones. 0 means `workers`.
+        name: name of the cluster. Its actors are named NAME:ROLE-N. A namespace of Ray has one cluster of a name.
+        namespace: namespace of the actors. None means that of this process.
+        path: folder from which workers import programs, or several of them, the same on each node. With a
+            `working_dir` in the runtime environment of Ray, a relative path is in that folder.
+        allow_programs, trainer_env, checkpoints, flags, env, log_level: as for `shoal.LocalCluster`.
+        store: file for the coordinator's state, which is kept. It must be on storage that all nodes share, if the
+            state is to survive the loss of the coordinator's node. "" means a temporary file on that node.
+        page: whether there is a web page.
+        start_timeout_s: how long the start of all roles may take, in seconds.
+
+    Raises:
+        BadRequest: an argument is not valid.
+    """
+
+    def __init__(
+        self,
+        servers: int = 2,
+        workers: int = 2,
+        *,
+        resources: Mapping[str, Mapping[str, float]] | None = None,
+        max_workers: int = 0,
+        name: str = "shoal",
+        namespace: str | None = None,
+        path: str | Path | Sequence[str | Path] = (".",),
+        allow_programs: str | Sequence[str] = (),
+        trainer_env: str | Sequence[str] = (),
+        checkpoints: str | Path = "",
+        store: str | Path = "",
+        page: bool = True,
+        env: Mapping[str, str] | None = None,
+        flags: Mapping[str, Sequence[str]] | None = None,
+        log_level: str = "warning",
+        start_timeout_s: float = 120.0,
+    ) -> None:
+        self._counts = check_count("servers", servers), check_count("workers", workers)
+        self._most_workers = max(check_count("max_workers", max_workers), workers)
+        self._resources = check_resources(resources)
+        self._name, self._namespace = name, namespace
+        self._flags = RoleFlags(
+            path=path,
+            allow_programs=allow_programs,
+            trainer_env=trainer_env,
+            checkpoints=str(checkpoints),
+            store=str(store),
+            flags=flags or {},
+            log_level=log_level,
+        )
+        self._environment, self._page, self._start_timeout_s = dict(env or {}), page, start_timeout_s
+        self._lock = threading.RLock()  # guards _roles; the autoscaler is another thread
+        self._roles: RoleActors | None = None  # while the cluster runs, as the next three
+        self._folder, self._id = Path(), ""
+        self._scaler: Autoscaler | None = None
+
+    @property
+    def address(self) -> str:
+        """The host:port of the coordinator. It changes if Ray starts the coordinator again on another node."""
+        return str(self._running.call("coordinator", "address"))
+
+    @property
+    def page(self) -> str:
+        """The URL of the web page, or "" without one. The page asks for a login; see `login_link`."""
+        return str(self._running.report("coordinator").get("page", ""))
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """The host:port of each role's /metrics, by the role's name, such as "server-0"."""
+        return {name: self._running.report(name)["metrics"] for name in self.actors}
+
+    @property
+    def actors(self) -> dict[str, Any]:
+        """The handles of the actors, by the names of their roles."""
+        with self._lock:
+            return dict(self._running.handles)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables with which the commands of `shoal` reach this cluster from this machine."""
+        return {"SHOAL_COORDINATOR": self.address, **self._tls_files()}
+
+    def client(self) -> Client:
+        """Returns a new client of this cluster, as an admin. Close it, or use it in a `with` statement."""
+        return Client(self.address, credentials=self._credentials())
+
+    def login_link(self) -> str:
+        """Returns a new link that opens the web page and logs the browser in. See `LocalCluster.login_link`.
+
+        Raises:
+            NotConfigured: the cluster has no page.
+            Unreachable: the coordinator does not answer.
+        """
+        address = self.address
+        found = self._credentials().for_coordinator(address, AccessRole.ADMIN)
+        with closing(_rpc.CoordinatorClient(address, credentials=found)) as client:
+            return client.call(client.tokens.GetLoginLink, token_pb2.GetLoginLinkRequest()).link
+
+    def start(self) -> None:
+        """Starts all roles, and returns when they are ready. A `with` statement calls it.
+
+        Raises:
+            NotConfigured: Ray is not connected.
+            StartFailed: the cluster runs already, the namespace has a cluster of this name, the nodes lack resources,
+                or a role did not start.
+        """
+        if self._roles:
+            raise errors.StartFailed("this cluster is already running; stop it first, or create another")
+        if not ray.is_initialized():
+            raise errors.NotConfigured("this process is not connected to Ray; call ray.init() first")
+        deadline = time.monotonic() + self._start_timeout_s
+        wanted = requests(*self._counts, self._resources)
+        roles = RoleActors(self._name, self._namespace or ray.get_runtime_context().namespace, self._resources)
+        roles.check_name()
+        with ExitStack() as undo, wait_notice("the start of the cluster on Ray", self._starting):
+            undo.callback(self.stop)
+            self._roles = roles
+            roles.place(wanted, deadline)
+            self._make_certificates()
+            for request in wanted:
+                roles.launch(self._spec(request.name))
+            roles.wait_ready([request.name for request in wanted], deadline)
+            if self._most_workers > self._counts[1]:
+                self._start_autoscaler()
+            undo.pop_all()
+
+    def stop(self) -> None:
+        """Stops all roles, workers first, the coordinator last. The end of a `with` statement calls it."""
+        if self._scaler:
+            self._scaler.stop(_SCALE_S + LEAVE_S)
+            self._scaler = None
+        with self._lock:
+            if self._roles:
+                for role in reversed(_ROLES):
+                    self._roles.end([it for it in self._roles.handles if _role_of(it) == role], "stop", STOP_S + 5)
+                self._roles.close()
+                self._roles = None
+        if self._folder.name:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = Path()
+
+    def add_worker(self) -> str:
+        """Starts one more worker. It joins a running job that `Job.max_workers` allows it to join.
+
+        Returns:
+            The name of the worker.
+
+        Raises:
+            StartFailed: the nodes lack resources, or the worker did not start.
+        """
+        return self._add_worker(self._start_timeout_s)
+
+    def remove_worker(self, name: str = "") -> None:
+        """Removes a worker. It finishes its batch, and returns the rest of its data.
+
+        Args:
+            name: name of the worker, such as "worker-3". "" means the newest one that has no job, or the newest one.
+
+        Raises:
+            BadRequest: there is no such worker.
+        """
+        if not name:
+            workers = self._workers()
+            name = ([it for it, busy in workers.items() if not busy] or [*workers] or [""])[-1]
+        with self._lock:
+            if _role_of(name) != "worker" or name not in self._running.handles:
+                raise errors.BadRequest(f"there is no worker {name!r}; `actors` has the names")
+            self._running.end([name], "leave", LEAVE_S + 5)
+
+    def __enter__(self) -> "RayCluster":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def _running(self) -> RoleActors:
+        if self._roles is None:
+            raise errors.NotConfigured("this cluster on Ray does not run; start it, or use it in a `with` statement")
+        return self._roles
+
+    def _add_worker(self, timeout_s: float) -> str:
+        with self._lock:
+            roles, deadline = self._running, time.monotonic() + timeout_s
+            taken = [int(name.rpartition("-")[2]) for name in roles.handles if _role_of(name) == "worker"]
+            name = f"worker-{max(taken, default=-1) + 1}"
+            try:
+                roles.place([Request(name, self._resources["worker"])], deadline)
+                roles.launch(self._spec(name))
+                roles.wait_ready([name], deadline)
+            except BaseException:
+                roles.end([name] if name in roles.handles else [], "stop", STOP_S)
+                roles.free(name)
+                raise
+        return name
+
+    def _make_certificates(self) -> None:
+        from shoal._security.certificates import make_certificates  # noqa: PLC0415 - cryptography is slow to import
+
+        self._id, self._folder = secrets.token_hex(8), Path(tempfile.mkdtemp(prefix="shoal-ray-"))
+        make_certificates(self._folder)
+
+    def _spec(self, name: str) -> RoleSpec:
+        """Returns a role with a new certificate, whose key this process keeps nowhere else."""
+        from shoal._security.certificates import issue_certificate  # noqa: PLC0415 - cryptography is slow to import
+
+        role = _role_of(name)
+        # Browsers and Prometheus check the host of the coordinator. Roles and clients check each other's roles.
+        hosts = dict.fromkeys(node["NodeManagerAddress"] for node in ray.nodes()) if role == "coordinator" else {}
+        with tempfile.TemporaryDirectory(prefix="shoal-ray-") as folder:
+            certificate, key = issue_certificate(role, name, [*hosts], ca=self._folder, folder=Path(folder))
+            return RoleSpec(
+                cluster=self._id,
+                role=role,
+                name=name,
+                ca=(self._folder / "ca.pem").read_bytes(),
+                certificate=certificate.read_bytes(),
+                key=key.read_bytes(),
+                flags=tuple(self._flags.of(role)),
+                environment=self._environment,
+                page=self._page,
+            )
+
+    def _start_autoscaler(self) -> None:
+        self._scaler = Autoscaler(
+            WorkerScaling(self._counts[1], self._most_workers),
+            wanted=self._wanted_workers,
+            workers=self._workers,
+            add=lambda: self._add_worker(_SCALE_S),
+            remove=self.remove_worker,
+        )
+        self._scaler.start()
+
+    def _workers(self) -> dict[str, bool]:
+        """Returns the workers, the oldest first, and whether each of them has a job."""
+        with self.client() as client:
+            busy = {it.member for it in client.status().alive(Role.WORKER) if it.job}
+        return {name: name in busy for name in self.actors if _role_of(name) == "worker"}
+
+    def _wanted_workers(self) -> int:
+        """Returns the coordinator's metric."""
+        ca, certificate, key = self._tls_files().values()
+        context = ssl.create_default_context(cafile=ca)
+        context.load_cert_chain(certificate, key)
+        url = f"https://{self._running.report('coordinator')['metrics']}/metrics"
+        try:
+            with urllib.request.urlopen(url, context=context, timeout=CALL_S) as reply:
+                line = next(line for line in reply if line.startswith(_WANTED))
+        except (OSError, StopIteration) as error:
+            raise errors.Unreachable(f"cannot read {url}: {error}") from None
+        return int(float(line.removeprefix(_WANTED)))
+
+    def _tls_files(self) -> dict[str, str]:
+        files = {"CA": "ca.pem", "CERT": "admin.pem", "KEY": "admin-key.pem"}
+        return {f"SHOAL_TLS_{name}": str(self._folder / file) for name, file in files.items()}
+
+    def _credentials(self) -> Credentials:
+        return Credentials.find(*self._tls_files().values())
+
+    def _starting(self) -> str:
+        return "for its roles (the first start compiles kernels)" if self._id else "for resources of Ray"
+
+
+def cluster(servers: int = 2, workers: int = 2, **options: Any) -> RayCluster:
+    """Returns a cluster on Ray, which starts in a `with` statement.
+
+    Args:
+        servers: number of servers.
+        workers: number of workers.
+        options: further arguments of `RayCluster`.
+    """
+    return RayCluster(servers, workers, **options)
+
+
+def _role_of(name: str) -> str:
+    return name.partition("-")[0]
+
+
+__all__ = ["RayCluster", "cluster"]
