@@ -31,7 +31,6 @@ class RoleChild:
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self.ready: dict[str, Any] | None = None
-        self._settled = threading.Event()
         # A child inherits the mask of this thread, and an engine may block signals in its threads, as Ray does SIGINT.
         blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
         try:
@@ -51,16 +50,14 @@ class RoleChild:
         """The process id."""
         return self._process.pid
 
-    def wait_settled(self, timeout_s: float) -> bool:
-        """Waits until it is ready or has ended. Returns whether it is one of them."""
-        return self._settled.wait(timeout_s)
-
     def wait(self, timeout_s: float) -> int | None:
         """Returns its exit status when it ends, or None if it still runs after `timeout_s` seconds."""
         try:
-            return self._process.wait(timeout_s)
+            status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+        self._close_input()
+        return status
 
     def leave(self, timeout_s: float) -> None:
         """Lets it leave the cluster gracefully, for at most `timeout_s` seconds, and ends it."""
@@ -70,12 +67,15 @@ class RoleChild:
 
     def stop(self, timeout_s: float) -> None:
         """Stops it, and kills it after `timeout_s` seconds."""
-        assert self._process.stdin
-        with suppress(OSError):
-            self._process.stdin.close()
+        self._close_input()
         if self.wait(timeout_s) is None:
             self._process.kill()
             self.wait(_END_S)
+
+    def _close_input(self) -> None:
+        assert self._process.stdin
+        with suppress(OSError):
+            self._process.stdin.close()
 
     def _read_output(self) -> None:
         """Waits for the ready line, then forwards the output of programs, so that a full pipe never blocks the role."""
@@ -84,10 +84,8 @@ class RoleChild:
             for line in output:
                 if self.ready is None and line.startswith(b'{"role":'):
                     self.ready = json.loads(line)
-                    self._settled.set()
                 else:
                     os.write(2, line)
-        self._settled.set()
 
 
 def log_tail() -> str:

@@ -1,6 +1,6 @@
-"""The private folder of a role on its node: its certificate and key, and the store of a coordinator.
+"""Private folders of processes: certificates and keys, and the store of a coordinator.
 
-The folder survives a restart of the role on the same node. It is removed when the role stops, and also some time after
+The folder of a role survives a restart on the same node. It is removed when the role stops, and also some time after
 its process and the whole cluster were killed.
 """
 
@@ -15,8 +15,6 @@ from pathlib import Path
 from shoal import errors
 from shoal._system import private_files
 
-# Seconds for which a folder waits for its role to be started again.
-_ABANDONED_S = 120
 _OWNER = "owner"
 # A shell that waits for the end of its standard input, which is a pipe from the process that owns the folder. Then it
 # removes the folder, unless another process takes it over in time. An engine kills the children of a process, so the
@@ -36,12 +34,14 @@ exec 3<&0
 """
 
 
-def claim(name: str, files: Mapping[str, bytes]) -> Path:
+def claim(name: str, files: Mapping[str, bytes], kept_s: int) -> Path:
     """Creates a folder that only this user can enter, or takes over that of a process that has ended.
 
     Args:
         name: name of the folder, which nobody else can guess.
         files: the content of its files, by their names. Only this user can read them.
+        kept_s: seconds for which the folder is kept after the end of this process, so that another one can take it
+            over.
 
     Raises:
         StartFailed: the folder belongs to another user, or cannot be written.
@@ -57,7 +57,7 @@ def claim(name: str, files: Mapping[str, bytes]) -> Path:
             (folder / file).unlink(missing_ok=True)
             with open(private_files.create(folder / file), "wb") as opened:
                 opened.write(content)
-        _watch(folder, owner)
+        _watch(folder, owner, kept_s)
     except OSError as error:
         raise errors.StartFailed(
             f"cannot write the private folder {folder}: {error.strerror}; set TMPDIR on this node"
@@ -70,9 +70,9 @@ def release(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _watch(folder: Path, owner: str) -> None:
+def _watch(folder: Path, owner: str, kept_s: int) -> None:
     reading, _writing = os.pipe()  # the end for writing is closed when this process ends, in any way
-    command = ["/bin/sh", "-c", _WATCH, "sh", str(folder), owner, str(_ABANDONED_S)]
+    command = ["/bin/sh", "-c", _WATCH, "sh", str(folder), owner, str(kept_s)]
     subprocess.run(command, stdin=reading, start_new_session=True, cwd="/", check=True)  # noqa: S603 - our own
     os.close(reading)
 

@@ -22,6 +22,8 @@ _LOOK_S, _ADDRESS_S = 0.2, 5.0
 _PAUSE_S = 1.0
 # Seconds that a role has to stop before it is killed, and those that a worker has to finish its batch.
 STOP_S, LEAVE_S = 10.0, 40.0
+# Seconds for which a node keeps the folder of a role that Ray has not started again: only a coordinator's has a state.
+KEPT_S = {"coordinator": 120, "server": 5, "worker": 5}
 _PORTS = "ports.json"
 
 
@@ -43,7 +45,7 @@ class RoleActor:
         address = ray.util.get_node_ip_address()
         self._host = f"[{address}]" if ":" in address else address
         self._zone = ray.get_runtime_context().get_node_id()
-        self._folder = claim(spec.folder_name, spec.files)
+        self._folder = claim(spec.folder_name, spec.files, KEPT_S[spec.role])
         self._reserved: list[Any] = []  # sockets that keep the coordinator's ports for its next start
         self._ports = (0, 0, 0) if coordinator else self._choose_ports()
         self._child: RoleChild | None = None
@@ -72,7 +74,7 @@ class RoleActor:
         deadline = time.monotonic() + timeout_s
         while not self._failure and time.monotonic() < deadline:
             child = self._child
-            if child and child.ready:
+            if child and child.ready and child.wait(0) is None:
                 return {**child.ready, "actor": os.getpid(), "node": self._zone}
             time.sleep(_LOOK_S / 4)
         return {"failure": self._failure or f"{self._spec.name} was not ready in time{_log_excerpt()}"}
@@ -104,6 +106,7 @@ class RoleActor:
                 holder = _rpc.reserve(self._host, 0)
             self._reserved.append(holder)
             chosen.append(holder.getsockname()[1])
+        kept.touch(mode=0o600)
         kept.write_text(json.dumps(chosen))
         return chosen[0], chosen[1], chosen[2]
 

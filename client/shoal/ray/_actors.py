@@ -108,18 +108,19 @@ class RoleActors:
             StartFailed: a role ended, or was not ready at the deadline. The message has the end of its log.
         """
         for name in names:
-            report = self.report(name, max(1.0, deadline - time.monotonic()))
-            if "failure" in report:
-                raise errors.StartFailed(report["failure"], name=name)
+            self.report(name, max(1.0, deadline - time.monotonic()))
 
     def report(self, name: str, timeout_s: float = CALL_S) -> dict[str, Any]:
         """Returns what a role reports when it is ready; see `RoleActor.ready`.
 
         Raises:
             Unreachable: the actor does not answer.
-            StartFailed: the actor cannot start.
+            StartFailed: the actor or the role cannot start, or the role has left. The message has the end of its log.
         """
-        return dict(self.call(name, "ready", timeout_s, wait_s=timeout_s + 5))
+        report: dict[str, Any] = self.call(name, "ready", timeout_s, wait_s=timeout_s + 5)
+        if "failure" in report:
+            raise errors.StartFailed(report["failure"], name=name)
+        return report
 
     def call(self, name: str, method: str, *arguments: Any, wait_s: float = CALL_S) -> Any:
         """Calls a method of an actor, and returns its result. Ray repeats the call when it has started the actor again.

@@ -1,7 +1,6 @@
 """The cluster, as its driver sees it: what the roles are told, where Ray places them, and how they end."""
 
 import secrets
-import shutil
 import ssl
 import tempfile
 import threading
@@ -16,7 +15,7 @@ from typing import Any
 import ray
 
 from shoal import _rpc, errors
-from shoal._engines import Autoscaler, Request, RoleSpec, WorkerScaling, check_resources, requests
+from shoal._engines import Autoscaler, Request, RoleSpec, WorkerScaling, check_resources, claim, release, requests
 from shoal._security import AccessRole, Credentials
 from shoal._system import check_count
 from shoal._system.waits import wait_notice
@@ -113,12 +112,12 @@ class RayCluster:
     @property
     def page(self) -> str:
         """The URL of the web page, or "" without one. The page asks for a login; see `login_link`."""
-        return str(self._running.report("coordinator").get("page", ""))
+        return str(self.report("coordinator").get("page", ""))
 
     @property
     def metrics(self) -> dict[str, str]:
         """The host:port of each role's /metrics, by the role's name, such as "server-0"."""
-        return {name: self._running.report(name)["metrics"] for name in self.actors}
+        return {name: self.report(name)["metrics"] for name in self.actors}
 
     @property
     def actors(self) -> dict[str, Any]:
@@ -130,6 +129,22 @@ class RayCluster:
     def variables(self) -> dict[str, str]:
         """The environment variables with which the commands of `shoal` reach this cluster from this machine."""
         return {"SHOAL_COORDINATOR": self.address, **self._tls_files()}
+
+    def report(self, name: str) -> dict[str, Any]:
+        """Returns what a role reports, when it is ready.
+
+        Args:
+            name: name of the role, such as "server-0".
+
+        Returns:
+            `address`, `metrics` and `pid` of the role; `actor`, the process id of its actor; and `node`, the id of its
+            node. A coordinator with a page also has `page`.
+
+        Raises:
+            StartFailed: the role has left the cluster, or cannot start.
+            Unreachable: its actor does not answer.
+        """
+        return self._running.report(name)
 
     def client(self) -> Client:
         """Returns a new client of this cluster, as an admin. Close it, or use it in a `with` statement."""
@@ -187,7 +202,7 @@ class RayCluster:
                 self._roles.close()
                 self._roles = None
         if self._folder.name:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            release(self._folder)
             self._folder = Path()
 
     def add_worker(self) -> str:
@@ -251,7 +266,8 @@ class RayCluster:
     def _make_certificates(self) -> None:
         from shoal._security.certificates import make_certificates  # noqa: PLC0415 - cryptography is slow to import
 
-        self._id, self._folder = secrets.token_hex(8), Path(tempfile.mkdtemp(prefix="shoal-ray-"))
+        self._id = secrets.token_hex(8)
+        self._folder = claim(f"shoal-{self._id}-driver", {}, 0)
         make_certificates(self._folder)
 
     def _spec(self, name: str) -> RoleSpec:
@@ -261,7 +277,7 @@ class RayCluster:
         role = _role_of(name)
         # Browsers and Prometheus check the host of the coordinator. Roles and clients check each other's roles.
         hosts = dict.fromkeys(node["NodeManagerAddress"] for node in ray.nodes()) if role == "coordinator" else {}
-        with tempfile.TemporaryDirectory(prefix="shoal-ray-") as folder:
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             certificate, key = issue_certificate(role, name, [*hosts], ca=self._folder, folder=Path(folder))
             return RoleSpec(
                 cluster=self._id,
@@ -296,7 +312,7 @@ class RayCluster:
         ca, certificate, key = self._tls_files().values()
         context = ssl.create_default_context(cafile=ca)
         context.load_cert_chain(certificate, key)
-        url = f"https://{self._running.report('coordinator')['metrics']}/metrics"
+        url = f"https://{self.report('coordinator')['metrics']}/metrics"
         try:
             with urllib.request.urlopen(url, context=context, timeout=CALL_S) as reply:
                 line = next(line for line in reply if line.startswith(_WANTED))

@@ -1,0 +1,97 @@
+"""Cluster on Ray whose processes are killed: Ray starts them again under their names, and the job finishes."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import errors, optim
+from support import run_lengths
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(600)]
+pytest.importorskip("shoal.ray", reason="Ray is not installed")
+
+KILLS = run_lengths.runs(1, 5)
+BATCH, SIZE, STEP_S, EPOCHS = 8, 1_024, 0.05, 20 * KILLS
+VICTIMS = [
+    ("worker-0", "actor"),
+    ("server-0", "actor"),
+    ("coordinator", "actor"),
+    ("worker-1", "pid"),
+    ("server-1", "pid"),
+    ("coordinator", "pid"),
+]
+
+
+def paced(gate: Path, name: str) -> shoal.Job:
+    """Returns a job that counts its samples. Its steps are slow until the file `gate` exists."""
+    return shoal.Job(
+        "support.programs.broken:Paced",
+        name=name,
+        settings={"gate": str(gate), "seconds": STEP_S, "size": SIZE},
+        workers=2,
+        min_workers=1,
+        shards=2,
+        replicas=2,
+        min_replicas=1,
+        optimizer=optim.SGD(1.0),
+        consistency=shoal.Asynchronous(),
+        batch_size=BATCH,
+        range_size=8 * BATCH,
+        epochs=EPOCHS,
+    )
+
+
+@contextmanager
+def submitted(client: shoal.Client, job: shoal.Job) -> Iterator[shoal.JobHandle]:
+    """Yields a job, which is cancelled at the end, so that a failed test leaves the workers to the next one."""
+    handle = client.submit(job)
+    try:
+        yield handle
+    finally:
+        handle.cancel()
+
+
+@pytest.mark.parametrize(("victim", "process"), VICTIMS)
+def test_the_job_finishes_when_processes_are_killed(cluster: Any, tmp_path: Path, victim: str, process: str) -> None:
+    gate, back = tmp_path / "gate", []
+    with (
+        cluster.client() as client,
+        submitted(client, paced(gate, f"{victim}-{process}")) as job,
+        run_lengths.count_runs(f"ray_{victim}_{process}_kill", KILLS, "s until the role is back") as counted,
+    ):
+
+        def whole() -> bool:
+            """Whether all members are alive, and two workers train on two copies of each shard."""
+            try:
+                status, members = job.status(), client.status().members
+            except errors.ShoalError:  # the coordinator is away
+                return False
+            return status.copies == 2 and [it.alive and it.job == job.name for it in members].count(True) == 2
+
+        wait_until(whole, timeout_s=60, what="two workers and two copies")
+        for _ in range(KILLS):
+            before, seen = cluster.report(victim), client.pull(job)["seen"].sum()
+            os.kill(before[process], signal.SIGKILL)
+            killed_at = time.monotonic()
+            wait_until(lambda: cluster.report(victim)["pid"] != before["pid"], timeout_s=60, what="the restart")  # noqa: B023
+            back.append(time.monotonic() - killed_at)
+            wait_until(whole, timeout_s=60, what="the member's return")
+            wait_until(lambda: client.pull(job)["seen"].sum() > seen + 8 * BATCH, what="more training")  # noqa: B023
+            assert cluster.report(victim)["actor"] != before["actor"]
+            counted.passes(back[-1])
+        gate.touch()
+        job.wait(timeout_s=120)
+        seen = client.pull(job)["seen"]
+        assert np.all(seen >= EPOCHS), "samples are missing"
+        assert job.status().restarts == 0
+    repeated = int((seen - EPOCHS).sum())
+    print(f"{victim}, {process} killed {KILLS} times; back within {max(back):.1f} s; {repeated} samples repeated")

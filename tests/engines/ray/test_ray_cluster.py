@@ -1,0 +1,212 @@
+"""Cluster on Ray: it trains, scales, explains a failed start, and leaves nothing behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shoal
+from shoal import errors, optim
+from shoal._security import Credentials
+from shoal.status import Role
+from support.clusters.local import PROGRAMS, QUICK
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+shoal_ray: Any = pytest.importorskip("shoal.ray", reason="Ray is not installed")
+
+
+def our_folders() -> list[str]:
+    return sorted(it.name for it in Path(tempfile.gettempdir()).glob("shoal-*") if "shoal-tests-" not in it.name)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def folder_of(cluster: Any, name: str) -> Path:
+    """The private folder of a role on this machine."""
+    arguments = Path(f"/proc/{cluster.report(name)['pid']}/cmdline").read_text().split("\0")
+    return Path(arguments[arguments.index("--tls-ca") + 1]).parent
+
+
+def test_digits_trains_and_nothing_is_left(ray: Any) -> None:
+    folders, free, began = our_folders(), ray.available_resources()["CPU"], time.monotonic()
+    with shoal_ray.cluster(servers=2, workers=2, path=PROGRAMS) as cluster, cluster.client() as client:
+        up_s = time.monotonic() - began
+        options: dict[str, Any] = {"epochs": 60, "optimizer": optim.Adam(0.003), "seed": 1}
+        job = shoal.Job("digits:Digits", workers=2, evaluation=shoal.EvaluationPolicy(), **options)
+        result = client.submit(job).wait(timeout_s=120)
+        reports = [cluster.report(name) for name in cluster.actors]
+        assert [*cluster.metrics] == ["coordinator", "server-0", "server-1", "worker-0", "worker-1"]
+        assert cluster.login_link().startswith(f"{cluster.page}/#login=")
+        zones = {member.zone for member in client.status().members if member.role is Role.SERVER}
+        assert zones == {ray.get_runtime_context().get_node_id()}
+    accuracy = result.evaluation.values["accuracy"]
+    print(f"up in {up_s:.1f} s, accuracy {accuracy:.4f}")
+    assert accuracy >= 0.97
+    assert up_s < 10 * max(1, os.getloadavg()[0] / (os.cpu_count() or 1))  # on a machine that is not busy
+    for pid in [pid for report in reports for pid in (report["pid"], report["actor"])]:
+        wait_until(lambda: not alive(pid), what="the end of the processes")  # noqa: B023
+    assert our_folders() == folders
+    assert not [it["name"] for it in ray.util.list_named_actors(all_namespaces=True) if it["name"].startswith("shoal:")]
+    wait_until(lambda: ray.available_resources()["CPU"] == pytest.approx(free), what="the free resources")
+
+
+def test_each_role_has_its_own_key_and_clients_need_a_certificate(cluster: Any) -> None:
+    keys = set()
+    for name in cluster.actors:
+        folder = folder_of(cluster, name)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        pems = sorted(it.name for it in folder.iterdir() if it.suffix == ".pem")
+        assert pems == ["ca.pem", "certificate.pem", "key.pem"]
+        assert (folder / "key.pem").stat().st_mode & 0o077 == 0
+        keys.add((folder / "key.pem").read_bytes())
+    assert len(keys) == len(cluster.actors)
+    ca = cluster.variables["SHOAL_TLS_CA"]
+    with (
+        shoal.Client(cluster.address, retry_for_s=0, credentials=Credentials.find(ca)) as client,
+        pytest.raises((errors.Unauthenticated, errors.Unreachable)),
+    ):
+        client.status()
+    worker = folder_of(cluster, "worker-0")
+    found = Credentials.find(ca, str(worker / "certificate.pem"), str(worker / "key.pem"))
+    with shoal.Client(cluster.address, credentials=found) as client, pytest.raises(errors.Forbidden):
+        client.submit(shoal.Job("digits:Digits"))
+
+
+def test_workers_are_added_and_removed(cluster: Any, tmp_path: Path) -> None:
+    with cluster.client() as client:
+        name = cluster.add_worker()
+        assert name == "worker-2"
+        assert {it.member for it in client.status().alive(Role.WORKER)} == {"worker-0", "worker-1", "worker-2"}
+        cluster.remove_worker()
+        assert {it.member for it in client.status().alive(Role.WORKER)} == {"worker-0", "worker-1"}
+    with pytest.raises(errors.BadRequest, match="there is no worker 'worker-7'"):
+        cluster.remove_worker("worker-7")
+
+
+def test_the_number_of_workers_follows_the_jobs(ray: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"path": PROGRAMS, "flags": QUICK, "name": "scaled"}
+    with (
+        shoal_ray.cluster(servers=1, workers=0, max_workers=2, **options) as cluster,
+        cluster.client() as client,
+    ):
+        job = client.submit(shoal.Job("digits:Digits", workers=2, min_workers=1, epochs=2))
+        job.wait(timeout_s=120)
+        wait_until(lambda: len(client.status().alive(Role.WORKER)) == 2, what="the second worker")
+
+
+def test_a_server_that_was_asked_to_stop_stays_away(ray: Any) -> None:
+    with (
+        shoal_ray.cluster(servers=2, workers=0, flags=QUICK, name="drained") as cluster,
+        cluster.client() as client,
+    ):
+
+        def has_left() -> bool:
+            try:
+                cluster.report("server-1")
+            except errors.StartFailed as error:
+                return error.message == "server-1 was asked to stop, and has left the cluster"
+            return False
+
+        os.kill(cluster.report("server-1")["pid"], signal.SIGTERM)
+        wait_until(has_left, what="the server's end")
+        assert {it.member for it in client.status().alive(Role.SERVER)} == {"server-0"}
+
+
+def test_too_few_resources_are_named_at_once(ray: Any) -> None:
+    began, folders = time.monotonic(), our_folders()
+    lacking = r"the roles need 2 GPU, and there are 0 \(2 missing\)"
+    with pytest.raises(errors.StartFailed, match=lacking):
+        shoal_ray.cluster(servers=1, workers=2, resources={"worker": {"GPU": 1}}).start()
+    with pytest.raises(errors.StartFailed, match=r"the roles need 40\.5 CPU, and there are 8 \(32\.5 missing\)"):
+        shoal_ray.cluster(servers=1, workers=4, resources={"worker": {"CPU": 10}}).start()
+    assert time.monotonic() - began < 5
+    assert our_folders() == folders
+
+
+def test_resources_that_others_use_end_the_wait(ray: Any) -> None:
+    group = ray.util.placement_group([{"CPU": 1}] * 6)
+    assert group.wait(30)
+    try:
+        with pytest.raises(errors.StartFailed, match=r"other programs use them: .*worker-0 needs \{'CPU': 5.0\}.*Free"):
+            shoal_ray.cluster(workers=1, name="late", resources={"worker": {"CPU": 5}}, start_timeout_s=2).start()
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+def test_a_second_cluster_of_the_name_is_refused(ray: Any, cluster: Any) -> None:
+    with pytest.raises(
+        errors.StartFailed, match="the namespace 'tests' of Ray has a cluster 'shared' already; stop it"
+    ):
+        shoal_ray.cluster(name="shared").start()
+    assert cluster.report("coordinator")["page"]
+
+
+def test_a_role_that_cannot_start_says_why(ray: Any) -> None:
+    folders = our_folders()
+    with pytest.raises(errors.StartFailed, match=r"(?s)server-0 ended with exit status 2.*No such option: --nonsense"):
+        shoal_ray.cluster(servers=1, workers=0, name="wrong", flags={"server": ["--nonsense", "1"]}).start()
+    assert our_folders() == folders
+
+
+def test_ray_of_another_python_is_explained(ray: Any) -> None:
+    script = (
+        "import sys, shoal.ray; sys.version_info = (3, 99, 1, 'final', 0)\n"
+        "try: shoal.ray.connect()\n"
+        "except shoal.errors.StartFailed as error: print(error.message)"
+    )
+    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert "another version of Ray or Python" in ran.stdout
+    assert "3.99.1" in ran.stdout
+
+
+def test_the_command_runs_a_cluster_until_ctrl_c(ray: Any) -> None:
+    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    command = [sys.executable, "-m", "shoal", "up", "--on", "ray", "--servers", "1", "--workers", "1", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=PROGRAMS[1]) as up:
+        try:
+            assert up.stdout
+            ready = up.stdout.readline()
+            assert '"address"' in ready
+            variables = json.loads(ready)["variables"]
+            submit = [sys.executable, "-m", "shoal", "submit", "digits:Digits", "--follow", "--workers", "1"]
+            subprocess.run(submit, env={**os.environ, **variables}, check=True, timeout=100, capture_output=True)
+        finally:
+            up.send_signal(signal.SIGINT)
+        assert up.wait(60) == 0
+
+
+def test_nothing_is_left_when_the_driver_is_killed(ray: Any) -> None:
+    folders = our_folders()
+
+    def new_folders() -> list[str]:
+        return [it for it in our_folders() if it not in folders]
+
+    script = (
+        "import os, ray, shoal.ray; ray.init(log_to_driver=False)\n"
+        "cluster = shoal.ray.cluster(servers=1, workers=1, name='orphan'); cluster.start()\n"
+        "print(*[cluster.report(it)['pid'] for it in cluster.actors], flush=True); os.kill(os.getpid(), 9)"
+    )
+    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    pids = [int(pid) for pid in ran.stdout.split()]
+    assert len(pids) == 3
+    wait_until(lambda: not any(map(alive, pids)), what="the end of the roles")
+    # The folder of the coordinator stays for two minutes, as if Ray could start it again.
+    wait_until(lambda: all(it.endswith("-coordinator") for it in new_folders()), what="the end of the folders")
+    (left,) = new_folders()
+    shutil.rmtree(Path(tempfile.gettempdir(), left))

@@ -1,0 +1,78 @@
+"""Scaling of workers by the number that jobs could use."""
+
+import threading
+
+from shoal import errors
+from shoal._engines import Autoscaler, WorkerScaling
+
+
+def test_workers_are_added_at_once_within_the_limits() -> None:
+    scaling = WorkerScaling(1, 4)
+    assert scaling.change(3, {"worker-0": True}, 0.0) == (2, [])
+    assert scaling.change(9, {"worker-0": True}, 0.0) == (3, [])
+    assert scaling.change(0, {}, 0.0) == (1, [])
+
+
+def test_idle_workers_are_removed_after_a_while_the_newest_first() -> None:
+    scaling, workers = WorkerScaling(1, 4, idle_s=30), {"worker-0": False, "worker-1": False, "worker-2": False}
+    assert scaling.change(1, workers, 0.0) == (0, [])
+    assert scaling.change(1, workers, 29.0) == (0, [])
+    assert scaling.change(1, workers, 30.0) == (0, ["worker-2", "worker-1"])
+
+
+def test_a_job_in_between_starts_the_time_again() -> None:
+    scaling, workers = WorkerScaling(0, 4, idle_s=30), {"worker-0": False, "worker-1": False}
+    assert scaling.change(0, workers, 0.0) == (0, [])
+    assert scaling.change(2, workers, 20.0) == (0, [])
+    assert scaling.change(0, workers, 31.0) == (0, [])
+    assert scaling.change(0, workers, 61.0) == (0, ["worker-1", "worker-0"])
+
+
+def test_busy_workers_stay() -> None:
+    scaling, workers = WorkerScaling(0, 4, idle_s=0), {"worker-0": False, "worker-1": True, "worker-2": True}
+    assert scaling.change(1, workers, 0.0) == (0, ["worker-0"])
+
+
+class Cluster:
+    """A cluster whose workers are names."""
+
+    def __init__(self) -> None:
+        self.names, self.wanted, self.refusals, self.changed = ["worker-0"], 1, 0, threading.Event()
+
+    def add(self) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise errors.StartFailed("no room")
+        self.names.append(f"worker-{len(self.names)}")
+        self.changed.set()
+
+    def scaler(self, period_s: float = 0.001) -> Autoscaler:
+        return Autoscaler(
+            WorkerScaling(1, 3, idle_s=0),
+            wanted=lambda: self.wanted,
+            workers=lambda: dict.fromkeys(self.names, False),
+            add=self.add,
+            remove=self.names.remove,
+            period_s=period_s,
+        )
+
+
+def test_a_cluster_follows_what_is_wanted() -> None:
+    cluster = Cluster()
+    scaler = cluster.scaler()
+    cluster.wanted = 7
+    scaler.look()
+    assert cluster.names == ["worker-0", "worker-1", "worker-2"]
+    cluster.wanted = 0
+    scaler.look()
+    assert cluster.names == ["worker-0"]
+
+
+def test_a_refused_worker_is_tried_again_by_the_thread() -> None:
+    cluster = Cluster()
+    cluster.wanted, cluster.refusals = 2, 2
+    scaler = cluster.scaler()
+    scaler.start()
+    assert cluster.changed.wait(10)
+    scaler.stop(10)
+    assert (cluster.refusals, cluster.names) == (0, ["worker-0", "worker-1"])

@@ -1,0 +1,51 @@
+"""Command line and environment of a role that an engine starts."""
+
+from pathlib import Path
+from typing import Any
+
+from shoal._engines import Place, RoleSpec
+
+FOLDER = Path("/tmp/private")
+TLS = ["--tls-ca", f"{FOLDER}/ca.pem", "--tls-cert", f"{FOLDER}/certificate.pem", "--tls-key", f"{FOLDER}/key.pem"]
+
+
+def spec(role: str, name: str, **options: Any) -> RoleSpec:
+    return RoleSpec(cluster="1a2b", role=role, name=name, ca=b"ca", certificate=b"mine", key=b"secret", **options)
+
+
+def test_a_coordinator_keeps_its_ports_and_its_store_in_its_folder() -> None:
+    place = Place("10.0.0.1", "node", FOLDER, (71, 72, 73))
+    assert spec("coordinator", "coordinator", flags=("--log-level", "info")).arguments(place) == [
+        "coordinator",
+        *TLS,
+        *("--listen", "10.0.0.1:71", "--metrics-listen", "10.0.0.1:73", "--page-listen", "10.0.0.1:72"),
+        *("--store", f"{FOLDER}/coordinator.db", "--log-level", "info", "--supervised"),
+    ]
+    assert place.address == "10.0.0.1:71"
+
+
+def test_a_store_that_the_user_names_is_the_only_one() -> None:
+    made = spec("coordinator", "coordinator", flags=("--store", "/shared/db"), page=False).arguments(
+        Place("10.0.0.1", "node", FOLDER)
+    )
+    assert made.count("--store") == 1
+    assert made[made.index("--page-listen") + 1] == ""
+
+
+def test_members_have_their_names_and_a_server_the_node_as_its_zone() -> None:
+    place = Place("10.0.0.2", "c0ffee", FOLDER, coordinator="10.0.0.1:71")
+    listen = ("--listen", "10.0.0.2:0", "--metrics-listen", "10.0.0.2:0", "--coordinator", "10.0.0.1:71")
+    server = spec("server", "server-1").arguments(place)
+    assert server == ["server", *TLS, *listen, "--name", "server-1", "--zone", "c0ffee", "--supervised"]
+    worker = spec("worker", "worker-0").arguments(place)
+    assert worker == ["worker", *TLS, *listen, "--name", "worker-0", "--supervised"]
+
+
+def test_no_role_inherits_an_identity_or_finds_an_access_file() -> None:
+    inherited = {"PATH": "/bin", "TF_CONFIG": "{}", "SHOAL_POD_NAME": "pod", "XDG_STATE_HOME": "/home"}
+    found = spec("worker", "worker-0", environment={"A": "1"}).variables(Place("h", "z", FOLDER), inherited)
+    assert found == {"PATH": "/bin", "A": "1", "XDG_STATE_HOME": str(FOLDER)}
+
+
+def test_the_representation_has_no_key() -> None:
+    assert "secret" not in repr(spec("server", "server-0"))
