@@ -22,7 +22,7 @@ help:
 	@echo "make test-gpu  run the tests and the benchmark that need a GPU; GPU=gpu13 for CUDA 13"
 	@echo "make test-lowest  run the unit tests with the lowest versions of dependencies that pyproject.toml declares"
 	@echo "make test-frameworks  install PyTorch, JAX and Keras, and test the adapters; FULL=1 adds TensorFlow, Transformers and Lightning"
-	@echo "make test-engines  install submitit, and test runs in allocations of Slurm with its local executor"
+	@echo "make test-engines  install Ray and submitit, and test clusters on Ray and in allocations of Slurm"
 	@echo "make reference  install PyTorch, JAX and Flax, compare layers, models and training with PyTorch, and check trees of JAX"
 	@echo "make chaos   repeat the fault scenarios and write a report (runs/chaos); CHAOS=name,... selects scenarios, CHAOS_RUNS=5 sets 5 runs for each test"
 	@echo "make simulate  run 10,000 seeds of a simulated cluster with faults (runs/simulation); SEEDS=2000 for fewer, SEED=42 replays one"
@@ -124,9 +124,9 @@ test-frameworks: $(SETUP)
 	$(PIP) install --quiet --editable '.[dev,reference$(if $(FULL),$(COMMA)transformers)]' $(if $(FULL),tensorflow lightning)
 	$(TESTS) tests/frameworks
 
-# Clusters that other schedulers start. They run on this machine.
+# Clusters that other engines start, on this machine. Tests of one engine share it, so they run in one process.
 test-engines: $(SETUP)
-	$(PIP) install --quiet --editable '.[dev,slurm]'
+	$(PIP) install --quiet --editable '.[dev,ray,slurm]'
 	$(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest tests/engines
 
 # The files of tests that have long forms.

@@ -13,7 +13,7 @@ import pytest
 # Of Ray: no reports to its makers, no token in the home of who runs the tests, and no lines that repeat others.
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(16), "RAY_DEDUP_LOGS": "0"}
 # The paths of Ray's sockets may have 107 characters, and a folder of pytest is too long.
-TEMPORARY = Path(tempfile.gettempdir()) / "r"
+TEMPORARY = Path(tempfile.gettempdir()) / f"r{os.getpid()}"
 
 
 @pytest.fixture(scope="session")

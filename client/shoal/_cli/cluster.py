@@ -51,6 +51,12 @@ _StoreOption = Annotated[
     ),
 ]
 
+_LogLevelOption = Annotated[
+    str, typer.Option(envvar="SHOAL_LOG_LEVEL", help="Lowest level that the roles log: debug, info, warning or error.")
+]
+_LogDirOption = Annotated[
+    Path | None, typer.Option(help="Folder for the log files of the roles. Default: standard error.")
+]
 _EngineOption = Annotated[
     Literal["local", "ray"],
     typer.Option("--on", help="Where the roles run: local means processes on this machine, ray actors of Ray."),
@@ -80,13 +86,8 @@ def up(
     page_listen: flags.PageListenOrAny = None,
     page_hosts: flags.PageHosts = "",
     page_read_only: flags.PageReadOnly = False,
-    log_level: Annotated[
-        str,
-        typer.Option(envvar="SHOAL_LOG_LEVEL", help="Lowest level that the roles log: debug, info, warning or error."),
-    ] = "warning",
-    log_dir: Annotated[
-        Path | None, typer.Option(help="Folder for the log files of the roles. Default: standard error.")
-    ] = None,
+    log_level: _LogLevelOption = "warning",
+    log_dir: _LogDirOption = None,
     on: _EngineOption = "local",
     name: _NameOption = "shoal",
     max_workers: _MaxWorkersOption = 0,
@@ -104,29 +105,22 @@ def up(
     With --on ray, the roles are actors of the Ray cluster that RAY_ADDRESS names. Ray restarts them, without a limit.
     Ray chooses the addresses, and there are no last checkpoints and no --log-dir.
     """
+    shared: dict[str, Any] = {"checkpoints": checkpoints, "store": store, "log_level": log_level}
+    shared |= {"path": path or ".", "allow_programs": allow_program or (), "trainer_env": trainer_env or ()}
     if on == "ray":
-        shared: dict[str, Any] = {"checkpoints": checkpoints, "store": store, "log_level": log_level, "name": name}
-        programs = {"path": path or ".", "allow_programs": allow_program or (), "trainer_env": trainer_env or ()}
-        page_flags = {"coordinator": _page_flags("", page_hosts, page_read_only)}
-        shared |= programs | {"flags": page_flags, "page": page_listen != "", "max_workers": max_workers}
-        _up_on_ray(servers, workers, shared, log_dir=log_dir, as_json=as_json)
+        own = {"page": bool(flags.page_listen(page_listen)), "max_workers": max_workers, "name": name}
+        page_flags = _page_flags("", page_hosts, page_read_only)
+        _up_on_ray(servers, workers, log_dir, as_json, **shared, **own, flags=page_flags)
         return
     with Output(as_json):
-        _check_listen(listen)
-        if page_listen:  # the coordinator itself chooses another port than a default one that is in use
-            _rpc.check_free(page_listen, "--page-listen")
+        _check_listen(listen, page_listen)
     cluster = LocalCluster(
         servers,
         workers,
-        path=path or ["."],
-        allow_programs=allow_program or (),
-        trainer_env=trainer_env or (),
-        checkpoints=checkpoints,
-        store=store,
+        **shared,
         listen=listen,
         page_listen=flags.page_listen(page_listen),
-        flags={"coordinator": _page_flags(page_listen, page_hosts, page_read_only)},
-        log_level=log_level,
+        flags=_page_flags(page_listen, page_hosts, page_read_only),
         log_dir=log_dir,
         show_logs=log_dir is None,
     )
@@ -226,7 +220,7 @@ def _beginning(servers: int, workers: int) -> str:
     return f"starting a coordinator, {counted(servers, 'server')} and {counted(workers, 'worker')} ..."
 
 
-def _up_on_ray(servers: int, workers: int, arguments: dict[str, Any], *, log_dir: Path | None, as_json: bool) -> None:
+def _up_on_ray(servers: int, workers: int, log_dir: Path | None, as_json: bool, **arguments: Any) -> None:
     with Output(as_json) as out:
         if log_dir:
             raise errors.BadRequest("--log-dir is for local clusters; Ray has the logs of its actors")
@@ -237,8 +231,10 @@ def _up_on_ray(servers: int, workers: int, arguments: dict[str, Any], *, log_dir
             on_ray.run(cluster, out)
 
 
-def _check_listen(listen: str) -> None:
+def _check_listen(listen: str, page_listen: str | None) -> None:
     """Raises PortInUse if the coordinator could not listen, so that the first message is the error."""
+    if page_listen:  # the coordinator itself chooses another port than a default one that is in use
+        _rpc.check_free(page_listen, "--page-listen")
     try:
         _rpc.check_free(listen, "--listen")
     except errors.PortInUse as error:
@@ -248,8 +244,8 @@ def _check_listen(listen: str) -> None:
         ) from None
 
 
-def _page_flags(given: str | None, hosts: str, read_only: bool) -> list[str]:
-    """Returns the coordinator's options for the page, besides its address.
+def _page_flags(given: str | None, hosts: str, read_only: bool) -> dict[str, list[str]]:
+    """Returns the options of roles for the page, besides its address.
 
     Args:
         given: the address that the user gave. None lets the page take another port than the default one.
@@ -257,7 +253,7 @@ def _page_flags(given: str | None, hosts: str, read_only: bool) -> list[str]:
         read_only: whether the page refuses all actions.
     """
     named = ["--page-host", hosts] if hosts else []
-    return [*named, *["--page-read-only"][:read_only], *["--page-or-any"][: given is None]]
+    return {"coordinator": [*named, *["--page-read-only"][:read_only], *["--page-or-any"][: given is None]]}
 
 
 def announce(cluster: LocalCluster, out: Output, link: str = "") -> None:

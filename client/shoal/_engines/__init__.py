@@ -8,14 +8,14 @@ from shoal._engines.autoscaler import Autoscaler, WorkerScaling
 from shoal._engines.resources import DEFAULT_RESOURCES, Request, check_resources, requests, shortage
 from shoal._engines.role_child import RoleChild, log_tail
 from shoal._engines.role_folder import claim, release
-from shoal._engines.role_spec import Place, RoleSpec
+from shoal._engines.role_spec import RolePlace, RoleSpec
 
 __all__ = [
     "DEFAULT_RESOURCES",
     "Autoscaler",
-    "Place",
     "Request",
     "RoleChild",
+    "RolePlace",
     "RoleSpec",
     "WorkerScaling",
     "check_resources",

@@ -17,7 +17,8 @@ class WorkerScaling:
     """Decides which workers to add and remove (no I/O).
 
     Args:
-        least, most: smallest and largest number of workers.
+        least: smallest number of workers.
+        most: largest number of workers.
         idle_s: seconds for which fewer workers must be wanted before one is removed.
     """
 

@@ -13,7 +13,7 @@ _STATE = "XDG_STATE_HOME"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RolePlace:
     """Where a role runs.
 
     Attributes:
@@ -71,7 +71,7 @@ class RoleSpec:
         """The content of its files, by their names."""
         return {_CA: self.ca, _CERTIFICATE: self.certificate, _KEY: self.key}
 
-    def arguments(self, place: Place) -> list[str]:
+    def arguments(self, place: RolePlace) -> list[str]:
         """Returns the command line, after `shoal`."""
         folder, listen, metrics = place.folder, f"{place.host}:{place.ports[0]}", f"{place.host}:{place.ports[2]}"
         made = [
@@ -93,7 +93,7 @@ class RoleSpec:
             made += ["--zone", place.zone]
         return [self.role, *made, *self.flags, "--supervised"]
 
-    def variables(self, place: Place, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    def variables(self, place: RolePlace, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Returns the environment variables.
 
         Args:
@@ -104,4 +104,4 @@ class RoleSpec:
         return {**kept, **self.environment, _STATE: str(place.folder)}
 
 
-__all__ = ["Place", "RoleSpec"]
+__all__ = ["RolePlace", "RoleSpec"]

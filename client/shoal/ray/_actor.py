@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from shoal import _rpc
-from shoal._engines import Place, RoleChild, RoleSpec, claim, log_tail, release
+from shoal._engines import RoleChild, RolePlace, RoleSpec, claim, log_tail, release
 from shoal._system.logs import Log
 
 _log = Log(__name__)
@@ -115,7 +115,7 @@ class RoleActor:
         try:
             while not self._ending.is_set():
                 address = self._find_coordinator()
-                place = Place(self._host, self._zone, self._folder, self._ports, address)
+                place = RolePlace(self._host, self._zone, self._folder, self._ports, address)
                 child = RoleChild(self._spec.arguments(place), self._spec.variables(place))
                 self._child = child
                 status = self._watch(child, address)

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 shoal_ray: Any = pytest.importorskip("shoal.ray", reason="Ray is not installed")
 
 
-def our_folders() -> list[str]:
+def our_files() -> list[str]:
     return sorted(it.name for it in Path(tempfile.gettempdir()).glob("shoal-*") if "shoal-tests-" not in it.name)
 
 
@@ -42,7 +42,7 @@ def folder_of(cluster: Any, name: str) -> Path:
 
 
 def test_digits_trains_and_nothing_is_left(ray: Any) -> None:
-    folders, free, began = our_folders(), ray.available_resources()["CPU"], time.monotonic()
+    before, free, began = our_files(), ray.available_resources()["CPU"], time.monotonic()
     with shoal_ray.cluster(servers=2, workers=2, path=PROGRAMS) as cluster, cluster.client() as client:
         up_s = time.monotonic() - began
         options: dict[str, Any] = {"epochs": 60, "optimizer": optim.Adam(0.003), "seed": 1}
@@ -59,7 +59,7 @@ def test_digits_trains_and_nothing_is_left(ray: Any) -> None:
     assert up_s < 10 * max(1, os.getloadavg()[0] / (os.cpu_count() or 1))  # on a machine that is not busy
     for pid in [pid for report in reports for pid in (report["pid"], report["actor"])]:
         wait_until(lambda: not alive(pid), what="the end of the processes")  # noqa: B023
-    assert our_folders() == folders
+    assert our_files() == before
     assert not [it["name"] for it in ray.util.list_named_actors(all_namespaces=True) if it["name"].startswith("shoal:")]
     wait_until(lambda: ray.available_resources()["CPU"] == pytest.approx(free), what="the free resources")
 
@@ -127,14 +127,14 @@ def test_a_server_that_was_asked_to_stop_stays_away(ray: Any) -> None:
 
 
 def test_too_few_resources_are_named_at_once(ray: Any) -> None:
-    began, folders = time.monotonic(), our_folders()
+    began, before = time.monotonic(), our_files()
     lacking = r"the roles need 2 GPU, and there are 0 \(2 missing\)"
     with pytest.raises(errors.StartFailed, match=lacking):
         shoal_ray.cluster(servers=1, workers=2, resources={"worker": {"GPU": 1}}).start()
     with pytest.raises(errors.StartFailed, match=r"the roles need 40\.5 CPU, and there are 8 \(32\.5 missing\)"):
         shoal_ray.cluster(servers=1, workers=4, resources={"worker": {"CPU": 10}}).start()
     assert time.monotonic() - began < 5
-    assert our_folders() == folders
+    assert our_files() == before
 
 
 def test_resources_that_others_use_end_the_wait(ray: Any) -> None:
@@ -156,10 +156,10 @@ def test_a_second_cluster_of_the_name_is_refused(ray: Any, cluster: Any) -> None
 
 
 def test_a_role_that_cannot_start_says_why(ray: Any) -> None:
-    folders = our_folders()
+    before = our_files()
     with pytest.raises(errors.StartFailed, match=r"(?s)server-0 ended with exit status 2.*No such option: --nonsense"):
         shoal_ray.cluster(servers=1, workers=0, name="wrong", flags={"server": ["--nonsense", "1"]}).start()
-    assert our_folders() == folders
+    assert our_files() == before
 
 
 def test_ray_of_another_python_is_explained(ray: Any) -> None:
@@ -191,10 +191,10 @@ def test_the_command_runs_a_cluster_until_ctrl_c(ray: Any) -> None:
 
 
 def test_nothing_is_left_when_the_driver_is_killed(ray: Any) -> None:
-    folders = our_folders()
+    before = our_files()
 
-    def new_folders() -> list[str]:
-        return [it for it in our_folders() if it not in folders]
+    def new_files() -> list[str]:
+        return [it for it in our_files() if it not in before]
 
     script = (
         "import os, ray, shoal.ray; ray.init(log_to_driver=False)\n"
@@ -207,6 +207,6 @@ def test_nothing_is_left_when_the_driver_is_killed(ray: Any) -> None:
     assert len(pids) == 3
     wait_until(lambda: not any(map(alive, pids)), what="the end of the roles")
     # The folder of the coordinator stays for two minutes, as if Ray could start it again.
-    wait_until(lambda: all(it.endswith("-coordinator") for it in new_folders()), what="the end of the folders")
-    (left,) = new_folders()
+    wait_until(lambda: all(it.endswith("-coordinator") for it in new_files()), what="the end of the folders")
+    (left,) = new_files()
     shutil.rmtree(Path(tempfile.gettempdir(), left))

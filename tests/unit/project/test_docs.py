@@ -72,7 +72,8 @@ class TestReference:
     @pytest.mark.parametrize("module", sorted(api_pages.ADAPTERS))
     def test_has_every_name_of_an_adapter_though_its_framework_is_not_installed(self, module: str) -> None:
         page = api_pages.pages()[f"reference/python/{module.replace('.', '-')}.md"]
-        name = "distribute" if module == "shoal.transformers" else "DistributedOptimizer"
+        others = {"shoal.ray": "RayCluster", "shoal.transformers": "distribute"}
+        name = others.get(module, "DistributedOptimizer")
         assert f"::: {module}.{name}" in page.splitlines()
 
     def test_shows_the_parameters_that_a_class_has(self) -> None:

@@ -11,7 +11,7 @@ from shoal._display import counted
 if TYPE_CHECKING:
     from shoal.ray import RayCluster
 
-# One cluster of each name can run on Ray, whoever starts it with this command.
+# This command starts one cluster of each name on Ray, for all users together.
 _NAMESPACE = "shoal"
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from shoal._engines import Place, RoleSpec
+from shoal._engines import RolePlace, RoleSpec
 
 FOLDER = Path("/tmp/private")
 TLS = ["--tls-ca", f"{FOLDER}/ca.pem", "--tls-cert", f"{FOLDER}/certificate.pem", "--tls-key", f"{FOLDER}/key.pem"]
@@ -14,7 +14,7 @@ def spec(role: str, name: str, **options: Any) -> RoleSpec:
 
 
 def test_a_coordinator_keeps_its_ports_and_its_store_in_its_folder() -> None:
-    place = Place("10.0.0.1", "node", FOLDER, (71, 72, 73))
+    place = RolePlace("10.0.0.1", "node", FOLDER, (71, 72, 73))
     assert spec("coordinator", "coordinator", flags=("--log-level", "info")).arguments(place) == [
         "coordinator",
         *TLS,
@@ -26,14 +26,14 @@ def test_a_coordinator_keeps_its_ports_and_its_store_in_its_folder() -> None:
 
 def test_a_store_that_the_user_names_is_the_only_one() -> None:
     made = spec("coordinator", "coordinator", flags=("--store", "/shared/db"), page=False).arguments(
-        Place("10.0.0.1", "node", FOLDER)
+        RolePlace("10.0.0.1", "node", FOLDER)
     )
     assert made.count("--store") == 1
     assert made[made.index("--page-listen") + 1] == ""
 
 
 def test_members_have_their_names_and_a_server_the_node_as_its_zone() -> None:
-    place = Place("10.0.0.2", "c0ffee", FOLDER, coordinator="10.0.0.1:71")
+    place = RolePlace("10.0.0.2", "c0ffee", FOLDER, coordinator="10.0.0.1:71")
     listen = ("--listen", "10.0.0.2:0", "--metrics-listen", "10.0.0.2:0", "--coordinator", "10.0.0.1:71")
     server = spec("server", "server-1").arguments(place)
     assert server == ["server", *TLS, *listen, "--name", "server-1", "--zone", "c0ffee", "--supervised"]
@@ -43,7 +43,7 @@ def test_members_have_their_names_and_a_server_the_node_as_its_zone() -> None:
 
 def test_no_role_inherits_an_identity_or_finds_an_access_file() -> None:
     inherited = {"PATH": "/bin", "TF_CONFIG": "{}", "SHOAL_POD_NAME": "pod", "XDG_STATE_HOME": "/home"}
-    found = spec("worker", "worker-0", environment={"A": "1"}).variables(Place("h", "z", FOLDER), inherited)
+    found = spec("worker", "worker-0", environment={"A": "1"}).variables(RolePlace("h", "z", FOLDER), inherited)
     assert found == {"PATH": "/bin", "A": "1", "XDG_STATE_HOME": str(FOLDER)}
 
 
