@@ -233,8 +233,6 @@ def _up_on_ray(servers: int, workers: int, log_dir: Path | None, as_json: bool, 
 
 def _check_listen(listen: str, page_listen: str | None) -> None:
     """Raises PortInUse if the coordinator could not listen, so that the first message is the error."""
-    if page_listen:  # the coordinator itself chooses another port than a default one that is in use
-        _rpc.check_free(page_listen, "--page-listen")
     try:
         _rpc.check_free(listen, "--listen")
     except errors.PortInUse as error:
@@ -242,6 +240,8 @@ def _check_listen(listen: str, page_listen: str | None) -> None:
             f"{error.message}. Another `shoal up` may be running there: `shoal status --coordinator {listen}` shows it",
             **error.details,
         ) from None
+    if page_listen:  # the coordinator itself chooses another port than a default one that is in use
+        _rpc.check_free(page_listen, "--page-listen")
 
 
 def _page_flags(given: str | None, hosts: str, read_only: bool) -> dict[str, list[str]]:

@@ -55,10 +55,15 @@ class RayCluster:
         namespace: namespace of the actors. None means that of this process.
         path: folder from which workers import programs, or several of them, the same on each node. With a
             `working_dir` in the runtime environment of Ray, a relative path is in that folder.
-        allow_programs, trainer_env, checkpoints, flags, env, log_level: as for `shoal.LocalCluster`.
+        allow_programs: patterns of the programs that jobs may name; see `shoal.LocalCluster`.
+        trainer_env: environment variables that programs get; see `shoal.LocalCluster`.
+        checkpoints: URL of the checkpoint storage, or a folder that all nodes share. "" means no checkpoints.
         store: file for the coordinator's state, which is kept. It must be on storage that all nodes share, if the
             state is to survive the loss of the coordinator's node. "" means a temporary file on that node.
         page: whether there is a web page.
+        env: environment variables for the roles, in addition to those of Ray's processes.
+        flags: further flags by role: {"coordinator": ["--heartbeat-timeout", "2"]}; see `shoal coordinator --help`.
+        log_level: "debug", "info", "warning" or "error".
         start_timeout_s: how long the start of all roles may take, in seconds.
 
     Raises:

@@ -1,7 +1,11 @@
 """Cluster on Ray whose processes are killed: Ray starts them again under their names, and the job finishes."""
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +18,14 @@ import pytest
 import shoal
 from shoal import errors, optim
 from support import run_lengths
+from support.clusters.local import PROGRAMS
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(600)]
 pytest.importorskip("shoal.ray", reason="Ray is not installed")
 
 KILLS = run_lengths.runs(1, 5)
-BATCH, SIZE, STEP_S, EPOCHS = 8, 1_024, 0.05, 20 * KILLS
+BATCH, SIZE, STEP_S, EPOCHS = 8, 1_024, 0.05, 5 + 7 * KILLS
 VICTIMS = [
     ("worker-0", "actor"),
     ("server-0", "actor"),
@@ -95,3 +100,19 @@ def test_the_job_finishes_when_processes_are_killed(cluster: Any, tmp_path: Path
         assert job.status().restarts == 0
     repeated = int((seen - EPOCHS).sum())
     print(f"{victim}, {process} killed {KILLS} times; back within {max(back):.1f} s; {repeated} samples repeated")
+
+
+@run_lengths.long_only
+def test_a_job_with_two_copies_survives_the_loss_of_a_node() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="n"))  # short, for the paths of Ray's sockets
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"}
+    environment |= {"PYTHONPATH": os.pathsep.join(map(str, PROGRAMS)), "RAY_AUTH_MODE": "disabled"}
+    environment["TMPDIR"] = str(folder)  # Ray writes the address of its latest cluster to the folder `ray` there
+    (folder / "ray").mkdir()
+    try:
+        command = [sys.executable, "-m", "support.programs.ray_node_loss", str(folder)]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+        assert ran.returncode == 0, ran.stderr[-4000:]
+        print(f"the server was back on another node after {ran.stdout.split()[-1]} s")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -126,6 +126,25 @@ def test_a_server_that_was_asked_to_stop_stays_away(ray: Any) -> None:
         assert {it.member for it in client.status().alive(Role.SERVER)} == {"server-0"}
 
 
+def test_members_follow_a_coordinator_with_another_address(ray: Any, tmp_path: Path) -> None:
+    """Without the file of its ports, it starts as on another node that has its store."""
+    options: dict[str, Any] = {"path": PROGRAMS, "flags": QUICK, "store": tmp_path / "store.db"}
+    with shoal_ray.cluster(servers=1, workers=1, name="moved", **options) as cluster:
+        address, members = cluster.address, [cluster.report(name) for name in ("server-0", "worker-0")]
+        with cluster.client() as client:
+            first = client.submit(shoal.Job("digits:Digits")).wait(timeout_s=100)
+        (folder_of(cluster, "coordinator") / "ports.json").unlink()
+        os.kill(cluster.report("coordinator")["actor"], signal.SIGKILL)
+        wait_until(lambda: cluster.address != address, what="the new address")
+        for old in members:
+            wait_until(lambda: not alive(old["pid"]), what="the end of a member")  # noqa: B023
+        assert cluster.report("server-0")
+        assert cluster.report("worker-0")
+        with cluster.client() as client:
+            client.submit(shoal.Job("digits:Digits")).wait(timeout_s=100)
+            assert first.job in {status.job.name for status in client.jobs()}
+
+
 def test_too_few_resources_are_named_at_once(ray: Any) -> None:
     began, before = time.monotonic(), our_files()
     lacking = r"the roles need 2 GPU, and there are 0 \(2 missing\)"
