@@ -25,11 +25,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZE: dict[str, Any] = {"servers": 2, "workers": 2, "path": EXAMPLES}
 
 
-def steps_a_second(client: shoal.Client, epochs: int) -> float:
-    """Trains once, and returns the speed."""
+def steps_a_second(client: shoal.Client, hidden: int, epochs: int) -> float:
+    """Trains a perceptron with this number of hidden units once, and returns the speed."""
     job = shoal.Job(
         "digits:Digits",
-        settings={"hidden": 1024},  # 300 KB of variables
+        settings={"hidden": hidden},
         workers=2,
         epochs=epochs,
         optimizer=optim.Adam(0.003),
@@ -50,6 +50,7 @@ def tls_variables(folder: Path) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--hidden", type=int, default=4096, help="hidden units; each has 300 bytes of variables")
     parser.add_argument("--epochs", type=int, default=20)
     given = parser.parse_args()
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
@@ -64,11 +65,11 @@ def main() -> None:
         for name, cluster in clusters.items():
             stack.enter_context(cluster)
             clients[name] = stack.enter_context(cluster.client())
-            steps_a_second(clients[name], 2)
+            steps_a_second(clients[name], given.hidden, 2)
         speeds: dict[str, list[float]] = {name: [] for name in clients}
         for turn in range(given.turns):
             for name in [*clients][:: 1 if turn % 2 else -1]:
-                speeds[name].append(steps_a_second(clients[name], given.epochs))
+                speeds[name].append(steps_a_second(clients[name], given.hidden, given.epochs))
     found: dict[str, float] = {name: round(statistics.median(each), 1) for name, each in speeds.items()}
     for name in ("plain", "plain with TLS"):
         ratios = [mine / other for mine, other in zip(speeds["Ray"], speeds[name], strict=True)]
