@@ -50,6 +50,10 @@ class RoleChild:
         """The process id."""
         return self._process.pid
 
+    def ask_to_leave(self) -> None:
+        """Asks it to leave the cluster gracefully, without waiting. This has no effect if it has ended."""
+        self._process.send_signal(signal.SIGTERM)
+
     def wait(self, timeout_s: float) -> int | None:
         """Returns its exit status when it ends, or None if it still runs after `timeout_s` seconds."""
         try:
@@ -61,7 +65,7 @@ class RoleChild:
 
     def leave(self, timeout_s: float) -> None:
         """Lets it leave the cluster gracefully, for at most `timeout_s` seconds, and ends it."""
-        self._process.send_signal(signal.SIGTERM)
+        self.ask_to_leave()
         if self.wait(timeout_s) is None:
             self.stop(0)
 

@@ -1,4 +1,4 @@
-"""The description of one role, with which an engine starts it on any node, and its command line there (no I/O)."""
+"""The description of one role, with which an engine starts it on any node, its command line and variables (no I/O)."""
 
 import os
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from pathlib import Path
 from shoal._role.identity import SOURCES
 
 _CA, _CERTIFICATE, _KEY = "ca.pem", "certificate.pem", "key.pem"
-# The access file of a coordinator is in this folder, so that the other roles on its node find no token of an admin.
-_STATE = "XDG_STATE_HOME"
+# Variables of the process that starts a role, and of the user's other clusters. A role has options instead.
+_REPLACED = (*SOURCES, "SHOAL_COORDINATOR", "SHOAL_TOKEN_FILE", "SHOAL_NAME", "SHOAL_LISTEN", "SHOAL_INSECURE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,20 @@ class RoleSpec:
             place: where the role runs.
             environment: those of the process that starts it.
         """
-        kept = {name: value for name, value in environment.items() if name not in SOURCES}
-        return {**kept, **self.environment, _STATE: str(place.folder)}
+        return role_variables(environment, self.environment, place.folder)
 
 
-__all__ = ["RolePlace", "RoleSpec"]
+def role_variables(environment: Mapping[str, str], further: Mapping[str, str], state: Path) -> dict[str, str]:
+    """Returns the environment variables of a role, without those that identify the process that starts it.
+
+    Args:
+        environment: the variables of that process.
+        further: variables of the role.
+        state: folder for the access file of a coordinator. It is not in the home folder, where other roles on the node
+            would find a token of an admin.
+    """
+    kept = {name: value for name, value in environment.items() if name not in _REPLACED}
+    return {**kept, **further, "XDG_STATE_HOME": str(state)}
+
+
+__all__ = ["RolePlace", "RoleSpec", "role_variables"]

@@ -15,9 +15,19 @@ from typing import Any
 import ray
 
 from shoal import _rpc, errors
-from shoal._engines import Autoscaler, Request, RoleSpec, WorkerScaling, check_resources, claim, release, requests
+from shoal._engines import (
+    ROLES,
+    Autoscaler,
+    Request,
+    RoleSpec,
+    WorkerScaling,
+    check_resources,
+    claim,
+    release,
+    requests,
+)
 from shoal._security import AccessRole, Credentials
-from shoal._system import check_count
+from shoal._system import check_count, check_seconds
 from shoal._system.waits import wait_notice
 from shoal.client import Client
 from shoal.ray._actor import LEAVE_S, STOP_S
@@ -26,7 +36,6 @@ from shoal.ray._flags import RoleFlags
 from shoal.status import Role
 from shoal.v1 import token_pb2
 
-_ROLES = ("coordinator", "server", "worker")
 # Seconds in which a worker must start that the cluster adds by itself. If Ray has no room, a later look tries again.
 _SCALE_S = 30.0
 _WANTED = b"shoal_coordinator_wanted_workers "
@@ -51,6 +60,7 @@ class RayCluster:
             coordinator, 0.4 for a server and 0.5 for a worker.
         max_workers: largest number of workers. If it is more than `workers`, the cluster adds workers while its jobs
             can use them, and later removes idle ones. 0 means `workers`.
+        idle_s: how long fewer workers must be of use before the cluster removes idle ones, in seconds.
         name: name of the cluster. Its actors are named NAME:ROLE-N. A namespace of Ray has one cluster of a name.
         namespace: namespace of the actors. None means that of this process.
         path: folder from which workers import programs, or several of them, the same on each node. With a
@@ -77,6 +87,7 @@ class RayCluster:
         *,
         resources: Mapping[str, Mapping[str, float]] | None = None,
         max_workers: int = 0,
+        idle_s: float = 30.0,
         name: str = "shoal",
         namespace: str | None = None,
         path: str | Path | Sequence[str | Path] = (".",),
@@ -92,6 +103,8 @@ class RayCluster:
     ) -> None:
         self._counts = check_count("servers", servers), check_count("workers", workers)
         self._most_workers = max(check_count("max_workers", max_workers), workers)
+        check_seconds("idle_s", idle_s)
+        self._idle_s = idle_s
         self._resources = check_resources(resources)
         self._name, self._namespace = name, namespace
         self._flags = RoleFlags(
@@ -100,7 +113,7 @@ class RayCluster:
             trainer_env=trainer_env,
             checkpoints=str(checkpoints),
             store=str(store),
-            flags=flags or {},
+            flags=flags,
             log_level=log_level,
         )
         self._environment, self._page, self._start_timeout_s = dict(env or {}), page, start_timeout_s
@@ -202,7 +215,7 @@ class RayCluster:
             self._scaler = None
         with self._lock:
             if self._roles:
-                for role in reversed(_ROLES):
+                for role in reversed(ROLES):
                     self._roles.end([it for it in self._roles.handles if _role_of(it) == role], "stop", STOP_S + 5)
                 self._roles.close()
                 self._roles = None
@@ -298,7 +311,7 @@ class RayCluster:
 
     def _start_autoscaler(self) -> None:
         self._scaler = Autoscaler(
-            WorkerScaling(self._counts[1], self._most_workers),
+            WorkerScaling(self._counts[1], self._most_workers, self._idle_s),
             wanted=self._wanted_workers,
             workers=self._workers,
             add=lambda: self._add_worker(_SCALE_S),

@@ -7,10 +7,8 @@ from typing import Any
 
 import ray
 
-from shoal import errors
+from shoal._engines import check_flags
 from shoal._system import check_type
-
-_ROLES = ("coordinator", "server", "worker")
 
 
 class RoleFlags:
@@ -28,16 +26,14 @@ class RoleFlags:
         trainer_env: Any,
         checkpoints: str,
         store: str,
-        flags: Mapping[str, Sequence[str]],
+        flags: Mapping[str, Sequence[str]] | None,
         log_level: str,
     ) -> None:
         self._path = _texts("path", [path] if isinstance(path, os.PathLike) else path)
         self._allow_programs = _texts("allow_programs", allow_programs)
         self._trainer_env = _texts("trainer_env", trainer_env)
         self._checkpoints, self._store, self._log_level = checkpoints, store, log_level
-        if unknown := [role for role in flags if role not in _ROLES]:
-            raise errors.BadRequest(f"flags has {unknown[0]!r}; its keys are {', '.join(_ROLES)}")
-        self._further = {role: _texts(f"flags[{role!r}]", given) for role, given in flags.items()}
+        self._further = check_flags(flags)
 
     def of(self, role: str) -> list[str]:
         """Returns the options of a role."""

@@ -69,6 +69,11 @@ class Allocation:
         )
 
     @property
+    def zone(self) -> str:
+        """The zone of a server of this task: its node, so that the two copies of a shard are on two nodes."""
+        return re.sub(r"[^a-z0-9.-]", "-", self.host.lower())
+
+    @property
     def listen(self) -> str:
         """The address at which a role of the task listens: all interfaces, or loopback if it has no name in Slurm."""
         return f"{LOOPBACK}:0" if self.host == LOOPBACK else "0.0.0.0:0"  # TLS is always on

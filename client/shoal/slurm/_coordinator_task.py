@@ -76,7 +76,7 @@ class CoordinatorTask:
             coordinator = undo.enter_context(
                 RoleRunner(
                     "coordinator",
-                    0,
+                    "coordinator",
                     lambda earlier: coordinator_flags(self._plan, self._place, self._folder, state, earlier),
                     role_environment("coordinator", os.environ, self._folder, state),
                     start_timeout_s=self._plan.start_timeout_s,

@@ -49,7 +49,7 @@ class MemberTask:
         helper: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._role, self._index, self._plan, self._place, self._folder = role, index, plan, place, folder
+        self._role, self._plan, self._place, self._folder = role, plan, place, folder
         self._signals, self._clock = signals, clock
         self.name = helper or f"{role}-{index}"
         self._attempt = "" if helper else place.attempt
@@ -68,7 +68,7 @@ class MemberTask:
         flags = member_flags(self._role, self.name, self._plan, self._place, self._folder, found.address)
         environment = role_environment(self._role, os.environ, self._folder, str(self._folder.path / "state"))
         timeout_s = self._plan.start_timeout_s
-        with RoleRunner(self._role, self._index, lambda _: flags, environment, start_timeout_s=timeout_s) as role:
+        with RoleRunner(self._role, self.name, lambda _: flags, environment, start_timeout_s=timeout_s) as role:
             self._follow(role, found.address)
 
     def _follow(self, role: RoleRunner, coordinator: str) -> None:

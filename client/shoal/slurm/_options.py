@@ -1,15 +1,14 @@
 """The options and environment variables of a run's roles (no I/O)."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
-from shoal._role.identity import SOURCES
+from shoal._engines import role_variables
 from shoal.slurm._allocation import Allocation
 from shoal.slurm._run_folder import RunFolder, RunPlan
 
 # The variables from which linear algebra libraries take their number of threads.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# Variables of the user's other clusters and of the user's own process, which options and the run's files replace.
-_REPLACED = (*SOURCES, "SHOAL_COORDINATOR", "SHOAL_TOKEN_FILE", "SHOAL_NAME", "SHOAL_LISTEN", "SHOAL_INSECURE")
 
 
 def role_environment(role: str, environment: Mapping[str, str], folder: RunFolder, state_folder: str) -> dict[str, str]:
@@ -22,11 +21,10 @@ def role_environment(role: str, environment: Mapping[str, str], folder: RunFolde
         state_folder: the role keeps its access file there, and not in the home folder, which nodes may share. So
             members find no token, and their certificates say who they are.
     """
-    kept = {name: value for name, value in environment.items() if name not in _REPLACED}
-    cores = environment.get("SLURM_CPUS_PER_TASK", "")
-    if cores and not any(name in kept for name in _THREADS):
-        kept |= dict.fromkeys(_THREADS, cores)
-    return kept | folder.tls(role) | {"XDG_STATE_HOME": state_folder}
+    further, cores = folder.tls(role), environment.get("SLURM_CPUS_PER_TASK", "")
+    if cores and not any(name in environment for name in _THREADS):
+        further |= dict.fromkeys(_THREADS, cores)
+    return role_variables(environment, further, Path(state_folder))
 
 
 def coordinator_flags(
@@ -61,6 +59,7 @@ def member_flags(
     flags = [*_common(plan, role, place, place.listen), "--coordinator", coordinator, "--name", name]
     if role == "server":
         flags += ["--checkpoints", str(folder.checkpoints), "--grace-period", f"{plan.save_timeout_s:g}"]
+        flags += ["--zone", place.zone]
     else:
         certificate, key = map(str, folder.pair("trainer"))
         flags += ["--trainer-tls-cert", certificate, "--trainer-tls-key", key]

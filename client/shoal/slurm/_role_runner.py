@@ -1,20 +1,18 @@
 """The role of a task as a child process, which is started again if it dies. Each call returns soon."""
 
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from types import TracebackType
 
 from shoal import errors
-from shoal._role import ForkServer, RoleProcess
+from shoal._engines import RoleChild
 from shoal._role.supervision import RestartPolicy
 from shoal._system.logs import Log
 
 _log = Log(__name__)
 
-# Longest wait in one look, and time that a role has to stop before it is killed, in seconds.
-_LOOK_S, _STOP_S = 0.1, 10.0
+# Seconds that a role has to stop before it is killed.
+_STOP_S = 10.0
 
 
 class RoleRunner:
@@ -22,7 +20,7 @@ class RoleRunner:
 
     Args:
         role: coordinator, server or worker.
-        index: number of the role among its kind.
+        name: name of the role, such as "server-0".
         flags: returns the options of its command. It gets the address of the earlier process, "" at first.
         environment: the environment variables of the role.
         start_timeout_s: how long a start may take, in seconds.
@@ -37,20 +35,19 @@ class RoleRunner:
     def __init__(
         self,
         role: str,
-        index: int,
+        name: str,
         flags: Callable[[str], Sequence[str]],
         environment: Mapping[str, str],
         *,
         start_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._role, self._index, self._flags = role, index, flags
+        self._role, self._name, self._flags, self._environment = role, name, flags, environment
         self._start_timeout_s, self._clock = start_timeout_s, clock
         self.address = self.page = ""
-        self.left = self._asked = self._ready = False
-        self._forks = ForkServer(environment, show_log=True)
+        self.left = self._asked = False
         self._policy = RestartPolicy(clock())
-        self._process = self._launch()
+        self._child = self._launch()
 
     def poll(self) -> None:
         """Notices whether the role has become ready or has died, and starts it again when it is due.
@@ -64,25 +61,19 @@ class RoleRunner:
         if self._policy.death is not None:
             if self._policy.due(now):
                 self._policy.restarted(now)
-                self._process = self._launch()
-        elif (status := self._process.returncode) is not None:
+                self._child = self._launch()
+        elif (status := self._child.wait(0)) is not None:
             self._died(status, now)
-        elif not self._ready:
-            with suppress(errors.StartFailed):  # it is not ready yet, or has ended, which the next call notices
-                self._process.wait_ready(_LOOK_S)
-                self._ready = True
-                self.address, self.page = self._process.address, self._process.page
-                return
-            if now - self._started > self._start_timeout_s:
-                raise errors.StartFailed(
-                    f"{self._process.name} was not ready after {self._start_timeout_s:g} s; see its log above"
-                )
+        elif said := self._child.ready:
+            self.address, self.page = said["address"], said.get("page", "")
+        elif now - self._started > self._start_timeout_s:
+            raise errors.StartFailed(f"{self._name} was not ready after {self._start_timeout_s:g} s; see its log above")
 
     def drain(self) -> None:
         """Asks the role, once, to leave as SIGTERM does: a server saves or moves its shards first."""
         if not self._asked:
             self._asked = True
-            self._process.send_signal(signal.SIGTERM)
+            self._child.ask_to_leave()
 
     def __enter__(self) -> "RoleRunner":
         return self
@@ -90,30 +81,23 @@ class RoleRunner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._process.pid:
-            self._forks.kill()  # it would go on loading, to start a role that nobody wants any more
-        self._process.ask_to_stop()
-        self._process.reap(_STOP_S)
-        self._forks.close()
+        self._child.stop(_STOP_S)
 
-    def _launch(self) -> RoleProcess:
-        self._started, self._ready = self._clock(), False
-        flags = self._flags(self.address)
-        return RoleProcess(self._role, self._index, flags, fork_server=self._forks, show_log=True)
+    def _launch(self) -> RoleChild:
+        self._started = self._clock()
+        return RoleChild([self._role, *self._flags(self.address), "--supervised"], self._environment)
 
     def _died(self, status: int, now: float) -> None:
-        self._process.reap(_STOP_S)
-        name = self._process.name
         if status == 0 or self._asked:
             self.left = True
             return
         death = self._policy.died(status, now)
         if death.restart_at is None:
             raise errors.StartFailed(
-                f"{name} ended with exit status {status}, {death.deaths} times in a row, and is not started again; its "
-                "log above says why"
+                f"{self._name} ended with exit status {status}, {death.deaths} times in a row, and is not started "
+                "again; its log above says why"
             )
-        _log.warning(f"{name} ended and is started again", status=status, in_s=round(death.restart_at - now, 1))
+        _log.warning(f"{self._name} ended and is started again", status=status, in_s=round(death.restart_at - now, 1))
 
 
 __all__ = ["RoleRunner"]

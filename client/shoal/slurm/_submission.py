@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import errors
+from shoal._engines import check_flags
 from shoal._system import check_count, check_seconds, check_type, load
 from shoal.checkpoints import Checkpoints
 from shoal.client import Client
@@ -24,7 +25,6 @@ from shoal.status import JobResult
 _POLL_S = 0.5
 # How long task 0 waits to be killed after SIGTERM, in seconds: longer than usual grace times of preemption.
 _HOLD_S = 600.0
-_ROLES = ("coordinator", "server", "worker")
 
 
 class RunTask:
@@ -207,7 +207,7 @@ def _plan(
         servers=check_count("servers", servers, 1),
         workers=check_count("workers", workers, 1),
         path=program_folders(path),
-        flags=_checked(flags or {}),
+        flags=check_flags(flags),
         start_timeout_s=start_timeout_s,
         save_timeout_s=save_timeout_s,
     )
@@ -235,15 +235,6 @@ def program_folders(path: Any) -> tuple[str, ...]:
         if not folder.is_dir():
             raise errors.BadRequest(f"path {str(folder)!r} is not a folder; create it, or name another one")
     return tuple(map(str, found))
-
-
-def _checked(flags: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    give = "a dict of lists, such as {'worker': ['--device', 'cpu']}"
-    check_type("flags", flags, Mapping, give)
-    for role, given in flags.items():
-        if role not in _ROLES or isinstance(given, str):
-            raise errors.BadRequest(f"flags has {role!r}: {given!r}; give {give} with the keys {', '.join(_ROLES)}")
-    return {role: list(map(str, given)) for role, given in flags.items()}
 
 
 __all__ = ["RunTask", "SlurmRun", "program_folders", "submit"]

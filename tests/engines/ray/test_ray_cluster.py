@@ -98,14 +98,26 @@ def test_workers_are_added_and_removed(cluster: Any, tmp_path: Path) -> None:
 
 
 def test_the_number_of_workers_follows_the_jobs(ray: Any, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"path": PROGRAMS, "flags": QUICK, "name": "scaled"}
+    """It follows `shoal_coordinator_wanted_workers`, in both directions."""
+    options: dict[str, Any] = {"path": PROGRAMS, "flags": QUICK, "name": "scaled", "idle_s": 0.5}
     with (
         shoal_ray.cluster(servers=1, workers=0, max_workers=2, **options) as cluster,
         cluster.client() as client,
     ):
-        job = client.submit(shoal.Job("digits:Digits", workers=2, min_workers=1, epochs=2))
+
+        def names() -> set[str]:
+            return {it.member for it in client.status().alive(Role.WORKER)}
+
+        gate = tmp_path / "gate"
+        settings = {"gate": str(gate), "seconds": 0.05, "size": 1_024}
+        program = "support.programs.broken:Paced"
+        job = client.submit(shoal.Job(program, settings=settings, workers=2, min_workers=1, batch_size=8))
+        wait_until(lambda: set(job.status().workers) == {"worker-0", "worker-1"}, timeout_s=90, what="two workers")
+        assert names() == {"worker-0", "worker-1"}
+        gate.touch()
         job.wait(timeout_s=120)
-        wait_until(lambda: len(client.status().alive(Role.WORKER)) == 2, what="the second worker")
+        wait_until(lambda: not names(), timeout_s=60, what="the end of the idle workers")
+        assert [*cluster.actors] == ["coordinator", "server-0"]
 
 
 def test_a_server_that_was_asked_to_stop_stays_away(ray: Any) -> None:
