@@ -18,6 +18,7 @@ from shoal import errors, optim
 from shoal._security import Credentials
 from shoal.status import Role
 from support.clusters.local import PROGRAMS, QUICK
+from support.given_tokens import check_a_reader_gets_a_token
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -84,6 +85,10 @@ def test_each_role_has_its_own_key_and_clients_need_a_certificate(cluster: Any) 
     found = Credentials.find(ca, str(worker / "certificate.pem"), str(worker / "key.pem"))
     with shoal.Client(cluster.address, credentials=found) as client, pytest.raises(errors.Forbidden):
         client.submit(shoal.Job("digits:Digits"))
+
+
+def test_an_admin_gives_tokens(cluster: Any, tmp_path: Path) -> None:
+    check_a_reader_gets_a_token(cluster.address, cluster.variables, tmp_path)
 
 
 def test_workers_are_added_and_removed(cluster: Any, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import shoal
 from shoal import errors
 from shoal._security import Credentials
 from shoal.slurm._run_folder import RunFolder
+from support.given_tokens import check_a_reader_gets_a_token
 from support.slurm.programs import FakeSlurm
 from support.waiting import wait_until
 
@@ -85,10 +86,11 @@ def srun(script: "subprocess.Popen[bytes]") -> psutil.Process:
     return next(it for it in psutil.Process(script.pid).children() if "fake_srun.py" in " ".join(it.cmdline()))
 
 
-def test_the_recipe_trains_is_requeued_and_goes_on(batch: Batch) -> None:
+def test_the_recipe_trains_is_requeued_and_goes_on(batch: Batch, tmp_path: Path) -> None:
     script = batch.start(epochs=100_000)
     batch.await_steps(100)
     check_strangers_are_refused(batch.run)
+    check_colleagues_get_access(batch.run, tmp_path)
     check_a_worker_of_another_allocation_joins(batch)
     srun(script).send_signal(signal.SIGUSR2)  # before the time limit
     assert script.wait(timeout=60) == 75, batch.log
@@ -114,13 +116,28 @@ def check_strangers_are_refused(run: RunFolder) -> None:
     assert said is not None
     assert said.address.startswith("localhost:")
     with run.client(said.address) as client:
-        members = {member.member: member.address for member in client.status().members}
-    assert members["server-0"].startswith("localhost:")
+        members = {member.member: member for member in client.status().members}
+    assert members["server-0"].address.startswith("localhost:")
+    assert members["server-0"].zone == "localhost"  # the node
     authority = Credentials.find(environment={"SHOAL_TLS_CA": run.tls("admin")["SHOAL_TLS_CA"]})
     for credentials in (Credentials(), authority):
         stranger = shoal.Client(said.address, retry_for_s=0.0, credentials=credentials)
         with closing(stranger), pytest.raises(errors.Unauthenticated):
             stranger.status()
+
+
+def check_colleagues_get_access(run: RunFolder, folder: Path) -> None:
+    """They get a token, or a certificate of the CA in the folder of the run."""
+    said = run.announced()
+    assert said is not None
+    check_a_reader_gets_a_token(said.address, run.tls("admin"), folder)
+    certificates = run.path / "certificates"
+    command = [sys.executable, "-m", "shoal", "certs", "issue", "reader", "ann", "--ca", str(certificates)]
+    subprocess.run([*command, "--out", str(folder / "ann")], check=True, capture_output=True)
+    pair = [str(folder / "ann" / name) for name in ("ann.pem", "ann-key.pem")]
+    found = Credentials.find(str(certificates / "ca.pem"), *pair).with_token(lambda: "")
+    with shoal.Client(said.address, retry_for_s=0.0, credentials=found) as reader:
+        assert reader.status().members
 
 
 def check_a_worker_of_another_allocation_joins(batch: Batch) -> None:

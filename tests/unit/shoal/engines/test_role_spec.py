@@ -43,6 +43,7 @@ def test_members_have_their_names_and_a_server_the_node_as_its_zone() -> None:
 
 def test_no_role_inherits_an_identity_or_finds_an_access_file() -> None:
     inherited = {"PATH": "/bin", "TF_CONFIG": "{}", "SHOAL_POD_NAME": "pod", "XDG_STATE_HOME": "/home"}
+    inherited |= {"SHOAL_COORDINATOR": "other:1", "SHOAL_TOKEN_FILE": "/home/token", "SHOAL_INSECURE": "1"}
     found = spec("worker", "worker-0", environment={"A": "1"}).variables(RolePlace("h", "z", FOLDER), inherited)
     assert found == {"PATH": "/bin", "A": "1", "XDG_STATE_HOME": str(FOLDER)}
 
