@@ -124,10 +124,10 @@ test-frameworks: $(SETUP)
 	$(PIP) install --quiet --editable '.[dev,reference$(if $(FULL),$(COMMA)transformers)]' $(if $(FULL),tensorflow lightning)
 	$(TESTS) tests/frameworks
 
-# Clusters that other engines start, on this machine. Tests of one engine share it, so they run in one process.
+# Clusters that other engines start, on this machine. The tests of each engine run in one process, and share it.
 test-engines: $(SETUP)
 	$(PIP) install --quiet --editable '.[dev,ray,slurm]'
-	$(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest tests/engines
+	$(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 2 --dist loadgroup tests/engines
 
 # The files of tests that have long forms.
 LONG = $(shell grep -rlE --include='test_*.py' 'run_lengths(\.| import .*)(is_long|long_only|runs|size)' tests)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,12 +22,20 @@ from support.clusters.local import PROGRAMS, QUICK
 from support.given_tokens import check_a_reader_gets_a_token
 from support.waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.xdist_group("ray")]
 shoal_ray: Any = pytest.importorskip("shoal.ray", reason="Ray is not installed")
 
 
 def our_files() -> list[str]:
-    return sorted(it.name for it in Path(tempfile.gettempdir()).glob("shoal-*") if "shoal-tests-" not in it.name)
+    """The private folders of clusters on Ray, which have random numbers in their names."""
+    names = [it.name for it in Path(tempfile.gettempdir()).glob("shoal-*")]
+    return sorted(name for name in names if re.fullmatch(r"shoal-[0-9a-f]{16}-.*", name))
+
+
+def driver(ray: Any, script: str) -> "subprocess.CompletedProcess[str]":
+    """Runs a script in another process, which finds the cluster of Ray by RAY_ADDRESS."""
+    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
 
 
 def alive(pid: int) -> bool:
@@ -204,8 +213,7 @@ def test_ray_of_another_python_is_explained(ray: Any) -> None:
         "try: shoal.ray.connect()\n"
         "except shoal.errors.StartFailed as error: print(error.message)"
     )
-    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    ran = driver(ray, script)
     assert "another version of Ray or Python" in ran.stdout
     assert "3.99.1" in ran.stdout
 
@@ -237,10 +245,9 @@ def test_nothing_is_left_when_the_driver_is_killed(ray: Any) -> None:
         "cluster = shoal.ray.cluster(servers=1, workers=1, name='orphan'); cluster.start()\n"
         "print(*[cluster.report(it)['pid'] for it in cluster.actors], flush=True); os.kill(os.getpid(), 9)"
     )
-    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    ran = driver(ray, script)
     pids = [int(pid) for pid in ran.stdout.split()]
-    assert len(pids) == 3
+    assert len(pids) == 3, ran.stderr
     wait_until(lambda: not any(map(alive, pids)), what="the end of the roles")
     # The folder of the coordinator stays for two minutes, as if Ray could start it again.
     wait_until(lambda: all(it.endswith("-coordinator") for it in new_files()), what="the end of the folders")

@@ -22,7 +22,7 @@ from support.given_tokens import check_a_reader_gets_a_token
 from support.slurm.programs import FakeSlurm
 from support.waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.xdist_group("slurm")]
 
 ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "deploy" / "slurm" / "shoal.sbatch"

@@ -20,14 +20,16 @@ import shoal
 import shoal.slurm
 from shoal import errors, optim
 from shoal._security import Credentials
+from support import run_lengths
+from support.clusters.local import QUICK
 from support.waiting import wait_until
 
 pytest.importorskip("submitit", reason="submitit is not installed: pip install 'shoal[slurm]'")
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.xdist_group("slurm")]
 
 ROOT = Path(__file__).parents[3]
-IMAGES, BATCH_SIZE, EPOCHS = len(Digits().dataset), 32, 100
+IMAGES, BATCH_SIZE, EPOCHS = len(Digits().dataset), 32, 60
 SAMPLES = EPOCHS * IMAGES
 RUNS: list[shoal.slurm.SlurmRun] = []  # that have not been looked after yet
 
@@ -38,8 +40,8 @@ def digits(**changes: Any) -> shoal.Job:
 
 
 def submit(job: shoal.Job, folder: Path, **options: Any) -> shoal.slurm.SlurmRun:
-    given: dict[str, Any] = {"servers": 2, "path": ROOT / "examples", "cluster": "local", "timeout_min": 20} | options
-    RUNS.append(shoal.slurm.submit(job, folder=folder, **given))
+    given: dict[str, Any] = {"servers": 2, "path": ROOT / "examples", "cluster": "local", "timeout_min": 20}
+    RUNS.append(shoal.slurm.submit(job, folder=folder, **{**given, "flags": QUICK, **options}))
     return RUNS[-1]
 
 
@@ -198,6 +200,7 @@ def test_a_role_that_is_killed_is_started_again(tmp_path: Path) -> None:
         assert f"{name} ended and is started again" in str(run.job.task(task).stderr())
 
 
+@run_lengths.long_only  # the role dies five times, after growing pauses
 def test_a_task_that_cannot_go_on_ends_the_run(tmp_path: Path) -> None:
     run = submit(digits(), tmp_path / "run", servers=1, flags={"worker": ["--device", "quantum"]})
     with pytest.raises(errors.JobFailed, match=r"worker-\d ended with exit status \d.*is not started again"):
