@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: bytecode fuzz property-tests demo models test test-cluster test-gpu test-lowest reference test-frameworks test-engines long e2e coverage chaos simulate scale soak lint check-style check-types check-imports check-spelling check-words check-subjects check-locks docs docs-serve bench bench-strategies bench-kills bench-peers check-protos protos proto-baseline version release lock audit clean help
+.PHONY: bytecode fuzz property-tests demo models test test-cluster test-gpu test-lowest reference test-frameworks test-engines test-ray test-slurm long e2e coverage chaos simulate scale soak lint check-style check-types check-imports check-spelling check-words check-subjects check-locks docs docs-serve bench bench-strategies bench-kills bench-peers check-protos protos proto-baseline version release lock audit clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -124,10 +124,15 @@ test-frameworks: $(SETUP)
 	$(PIP) install --quiet --editable '.[dev,reference$(if $(FULL),$(COMMA)transformers)]' $(if $(FULL),tensorflow lightning)
 	$(TESTS) tests/frameworks
 
-# Clusters that other engines start, on this machine. The tests of each engine run in one process, and share it.
+# Clusters that other engines start, on this machine. The tests of an engine share it, so they run in one process.
+ENGINES := test-ray test-slurm
+
 test-engines: $(SETUP)
 	$(PIP) install --quiet --editable '.[dev,ray,slurm]'
-	$(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 2 --dist loadgroup tests/engines
+	$(MAKE) -j2 --output-sync $(ENGINES)
+
+$(ENGINES): test-%:
+	$(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest tests/engines/$*
 
 # The files of tests that have long forms.
 LONG = $(shell grep -rlE --include='test_*.py' 'run_lengths(\.| import .*)(is_long|long_only|runs|size)' tests)

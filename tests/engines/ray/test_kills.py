@@ -21,7 +21,7 @@ from support import run_lengths
 from support.clusters.local import PROGRAMS
 from support.waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(600), pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(600)]
 pytest.importorskip("shoal.ray", reason="Ray is not installed")
 
 KILLS = run_lengths.runs(1, 5)

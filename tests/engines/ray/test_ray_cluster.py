@@ -19,10 +19,10 @@ from shoal import errors, optim
 from shoal._security import Credentials
 from shoal.status import Role
 from support.clusters.local import PROGRAMS, QUICK
-from support.given_tokens import check_a_reader_gets_a_token
+from support.given_access import check_colleagues_get_access
 from support.waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 shoal_ray: Any = pytest.importorskip("shoal.ray", reason="Ray is not installed")
 
 
@@ -96,8 +96,8 @@ def test_each_role_has_its_own_key_and_clients_need_a_certificate(cluster: Any) 
         client.submit(shoal.Job("digits:Digits"))
 
 
-def test_an_admin_gives_tokens(cluster: Any, tmp_path: Path) -> None:
-    check_a_reader_gets_a_token(cluster.address, cluster.variables, tmp_path)
+def test_colleagues_get_certificates_and_tokens(cluster: Any, tmp_path: Path) -> None:
+    check_colleagues_get_access(cluster.address, cluster.variables, tmp_path)
 
 
 def test_workers_are_added_and_removed(cluster: Any, tmp_path: Path) -> None:

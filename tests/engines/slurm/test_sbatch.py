@@ -18,11 +18,11 @@ import shoal
 from shoal import errors
 from shoal._security import Credentials
 from shoal.slurm._run_folder import RunFolder
-from support.given_tokens import check_a_reader_gets_a_token
+from support.given_access import check_colleagues_get_access
 from support.slurm.programs import FakeSlurm
 from support.waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "deploy" / "slurm" / "shoal.sbatch"
@@ -77,9 +77,10 @@ class Batch:
 @pytest.fixture
 def batch(tmp_path: Path) -> Iterator[Batch]:
     yield Batch(tmp_path, tasks=3)
-    for child in psutil.Process().children(recursive=True):  # of a test that has failed
-        if child.is_running() and "shoal.sbatch" in " ".join(child.cmdline()):
-            child.kill()
+    for script in psutil.Process().children():  # of a test that has failed
+        if "shoal.sbatch" in " ".join(script.cmdline()):
+            for process in [*script.children(recursive=True), script]:
+                process.kill()
 
 
 def srun(script: "subprocess.Popen[bytes]") -> psutil.Process:
@@ -89,8 +90,7 @@ def srun(script: "subprocess.Popen[bytes]") -> psutil.Process:
 def test_the_recipe_trains_is_requeued_and_goes_on(batch: Batch, tmp_path: Path) -> None:
     script = batch.start(epochs=100_000)
     batch.await_steps(100)
-    check_strangers_are_refused(batch.run)
-    check_colleagues_get_access(batch.run, tmp_path)
+    check_access(batch.run, tmp_path)
     check_a_worker_of_another_allocation_joins(batch)
     srun(script).send_signal(signal.SIGUSR2)  # before the time limit
     assert script.wait(timeout=60) == 75, batch.log
@@ -110,11 +110,12 @@ def test_the_recipe_trains_is_requeued_and_goes_on(batch: Batch, tmp_path: Path)
     assert shoal.evaluate(Digits(), params)["accuracy"] >= 0.97
 
 
-def check_strangers_are_refused(run: RunFolder) -> None:
+def check_access(run: RunFolder, folder: Path) -> None:
     """The roles listen on all interfaces. Nobody connects without a certificate of the run."""
     said = run.announced()
     assert said is not None
     assert said.address.startswith("localhost:")
+    check_colleagues_get_access(said.address, run.tls("admin"), folder)
     with run.client(said.address) as client:
         members = {member.member: member for member in client.status().members}
     assert members["server-0"].address.startswith("localhost:")
@@ -124,20 +125,6 @@ def check_strangers_are_refused(run: RunFolder) -> None:
         stranger = shoal.Client(said.address, retry_for_s=0.0, credentials=credentials)
         with closing(stranger), pytest.raises(errors.Unauthenticated):
             stranger.status()
-
-
-def check_colleagues_get_access(run: RunFolder, folder: Path) -> None:
-    """They get a token, or a certificate of the CA in the folder of the run."""
-    said = run.announced()
-    assert said is not None
-    check_a_reader_gets_a_token(said.address, run.tls("admin"), folder)
-    certificates = run.path / "certificates"
-    command = [sys.executable, "-m", "shoal", "certs", "issue", "reader", "ann", "--ca", str(certificates)]
-    subprocess.run([*command, "--out", str(folder / "ann")], check=True, capture_output=True)
-    pair = [str(folder / "ann" / name) for name in ("ann.pem", "ann-key.pem")]
-    found = Credentials.find(str(certificates / "ca.pem"), *pair).with_token(lambda: "")
-    with shoal.Client(said.address, retry_for_s=0.0, credentials=found) as reader:
-        assert reader.status().members
 
 
 def check_a_worker_of_another_allocation_joins(batch: Batch) -> None:

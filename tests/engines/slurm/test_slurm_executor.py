@@ -21,7 +21,7 @@ from support.waiting import wait_until
 
 pytest.importorskip("submitit", reason="submitit is not installed: pip install 'shoal[slurm]'")
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[3]
 IMAGES, EPOCHS, TASKS = len(Digits().dataset), 60, 3
