@@ -134,8 +134,8 @@ test-engines: $(SETUP)
 $(ENGINES): test-%:
 	$(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest tests/engines/$*
 
-# The files of tests that have long forms.
-LONG = $(shell grep -rlE --include='test_*.py' 'run_lengths(\.| import .*)(is_long|long_only|runs|size)' tests)
+# The files of tests that have long forms, without those of `SHOAL_LONG=1 make test-engines`.
+LONG = $(shell grep -rlE --include='test_*.py' --exclude-dir=engines 'run_lengths(\.| import .*)(is_long|long_only|runs|size)' tests)
 
 long: $(SETUP)
 	SHOAL_LONG=1 $(TESTS) $(LONG)

@@ -110,7 +110,7 @@ def test_a_job_with_two_copies_survives_the_loss_of_a_node() -> None:
     environment["TMPDIR"] = str(folder)  # Ray writes the address of its latest cluster to the folder `ray` there
     (folder / "ray").mkdir()
     try:
-        command = [sys.executable, "-m", "support.programs.ray_node_loss", str(folder)]
+        command = [sys.executable, "-m", "support.ray.node_loss", str(folder)]
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
         assert ran.returncode == 0, ran.stderr[-4000:]
         print(f"the server was back on another node after {ran.stdout.split()[-1]} s")

@@ -19,7 +19,7 @@ from shoal import errors, optim
 from shoal._security import Credentials
 from shoal.status import Role
 from support.clusters.local import PROGRAMS, QUICK
-from support.given_access import check_colleagues_get_access
+from support.clusters.given_access import check_colleagues_get_access
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]

@@ -18,7 +18,7 @@ import shoal
 from shoal import errors
 from shoal._security import Credentials
 from shoal.slurm._run_folder import RunFolder
-from support.given_access import check_colleagues_get_access
+from support.clusters.given_access import check_colleagues_get_access
 from support.slurm.programs import FakeSlurm
 from support.waiting import wait_until
 

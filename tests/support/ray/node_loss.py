@@ -1,6 +1,6 @@
 """Driver on a Ray cluster of three nodes, which are processes on this machine. It loses the node of a server.
 
-    python ray_node_loss.py FOLDER
+    python -m support.ray.node_loss FOLDER
 
 Prints the seconds until the server is back on another node. A process has one connection to Ray, so this is a process
 of its own.
