@@ -100,8 +100,8 @@ class TestManifests:
         assert complaints(second) == []
         names, others = ({pod.dns_name for pod in pods(job_set(each))} for each in (first, second))
         assert not names & others
-        folders = [{pod.checkpoints for pod in pods(job_set(each))} for each in (first, second)]
-        assert folders == [{"", "digits"}, {"", "other"}]
+        mounted = [{pod.checkpoints for pod in pods(job_set(each))} for each in (first, second)]
+        assert mounted == [{"", "digits"}, {"", "other"}]
 
     def test_a_train_job_sets_the_workers_and_what_they_do(self) -> None:
         objects = manifests("TrainJob")

@@ -18,8 +18,8 @@ import shoal
 from shoal import errors, optim
 from shoal._security import Credentials
 from shoal.status import Role
-from support.clusters.local import PROGRAMS, QUICK
 from support.clusters.given_access import check_colleagues_get_access
+from support.clusters.local import PROGRAMS, QUICK
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -123,9 +123,8 @@ def test_the_number_of_workers_follows_the_jobs(ray: Any, tmp_path: Path) -> Non
             return {it.member for it in client.status().alive(Role.WORKER)}
 
         gate = tmp_path / "gate"
-        settings = {"gate": str(gate), "seconds": 0.05, "size": 1_024}
-        program = "support.programs.broken:Paced"
-        job = client.submit(shoal.Job(program, settings=settings, workers=2, min_workers=1, batch_size=8))
+        options = {"settings": {"gate": str(gate), "seconds": 0.05, "size": 1_024}, "workers": 2, "min_workers": 1}
+        job = client.submit(shoal.Job("support.programs.broken:Paced", batch_size=8, **options))
         wait_until(lambda: set(job.status().workers) == {"worker-0", "worker-1"}, timeout_s=90, what="two workers")
         assert names() == {"worker-0", "worker-1"}
         gate.touch()

@@ -190,8 +190,8 @@ def test_a_job_that_fails_ends_all_tasks_with_its_reason(tmp_path: Path) -> None
 def test_a_role_that_is_killed_is_started_again(tmp_path: Path) -> None:
     run = submit(digits(checkpoints=shoal.CheckpointPolicy(every_steps=50)), tmp_path / "run", servers=1)
     await_steps(run, 120)
-    for task in tasks(run)[:2]:
-        (role,) = task.children()
+    for process in tasks(run)[:2]:
+        (role,) = process.children()
         role.kill()
     progress = run.wait(timeout_s=150).progress
     run.job.wait()

@@ -22,7 +22,7 @@ class Clock:
         return self.now
 
 
-def test_a_role_is_started_again_after_growing_pauses_and_then_given_up(tmp_path: Path) -> None:
+def test_a_role_is_started_again_after_growing_pauses_and_then_abandoned(tmp_path: Path) -> None:
     clock, starts, others = Clock(), list[float](), psutil.Process().children()
 
     def flags(earlier: str) -> list[str]:
