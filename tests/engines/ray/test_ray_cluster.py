@@ -1,5 +1,6 @@
 """Cluster on Ray: it trains, scales, explains a failed start, and leaves nothing behind."""
 
+import importlib
 import json
 import os
 import re
@@ -23,7 +24,8 @@ from support.clusters.local import PROGRAMS, QUICK
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
-shoal_ray: Any = pytest.importorskip("shoal.ray", reason="Ray is not installed")
+pytest.importorskip("ray", reason="Ray is not installed")
+shoal_ray: Any = importlib.import_module("shoal.ray")
 
 
 def our_files() -> list[str]:
