@@ -63,7 +63,7 @@ class RoleSpec:
 
     @property
     def folder_name(self) -> str:
-        """The name of its private folder, the same after a restart on the same node."""
+        """The beginning of the name of its private folder, the same after a restart."""
         return f"shoal-{self.cluster}-{self.name}"
 
     @property

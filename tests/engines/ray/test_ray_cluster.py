@@ -251,6 +251,6 @@ def test_nothing_is_left_when_the_driver_is_killed(ray: Any) -> None:
     assert len(pids) == 3, ran.stderr
     wait_until(lambda: not any(map(alive, pids)), what="the end of the roles")
     # The folder of the coordinator stays for two minutes, as if Ray could start it again.
-    wait_until(lambda: all(it.endswith("-coordinator") for it in new_files()), what="the end of the folders")
+    wait_until(lambda: all("-coordinator." in it for it in new_files()), what="the end of the folders")
     (left,) = new_files()
     shutil.rmtree(Path(tempfile.gettempdir(), left))

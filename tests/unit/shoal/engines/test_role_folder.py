@@ -26,8 +26,13 @@ def owner(tmp_path: Path, kept_s: int) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", CLAIM, str(tmp_path), str(kept_s)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout
-    assert process.stdout.readline().strip() == str(tmp_path / "role")
+    assert Path(process.stdout.readline().strip()) == claimed(tmp_path)
     return process
+
+
+def claimed(tmp_path: Path) -> Path:
+    (found,) = tmp_path.glob("role.*")
+    return found
 
 
 def test_only_this_user_can_read_the_folder() -> None:
@@ -38,26 +43,32 @@ def test_only_this_user_can_read_the_folder() -> None:
     assert not folder.exists()
 
 
-def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "role").mkdir(mode=0o755)
-    with pytest.raises(errors.StartFailed, match="is not private"):
+def test_a_folder_that_others_can_enter_is_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / f"role.{'0' * 16}").mkdir(mode=0o755)
+    (tmp_path / f"role.{'1' * 16}").symlink_to(tmp_path)
+    (tmp_path / f"role-1.{'2' * 16}").mkdir(mode=0o700)
+    folder = claim("role", {}, 0)
+    assert {it.name[-16:] for it in tmp_path.iterdir()} == {"0" * 16, "1" * 16, "2" * 16, folder.name[-16:]}
+
+
+def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(errors.StartFailed, match=r"cannot write the private folder .* set TMPDIR on this node"):
         claim("role", {}, 0)
-    (tmp_path / "link").symlink_to(tmp_path / "role")
-    with pytest.raises(errors.StartFailed, match="is not private"):
-        claim("link", {}, 0)
 
 
 def test_the_folder_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     with owner(tmp_path, 0) as process:
         process.kill()
-    wait_until(lambda: not (tmp_path / "role").exists(), what="the end of the folder")
+    wait_until(lambda: not [*tmp_path.iterdir()], what="the end of the folder")
 
 
 def test_a_process_takes_over_the_folder_of_a_killed_one(tmp_path: Path) -> None:
     with owner(tmp_path, 1) as process:
-        (tmp_path / "role" / "coordinator.db").write_bytes(b"state")
+        (claimed(tmp_path) / "coordinator.db").write_bytes(b"state")
         process.kill()
     folder = claim("role", {"key.pem": b"second"}, 0)
+    assert [*tmp_path.iterdir()] == [folder]
     assert (folder / "key.pem").read_bytes() == b"second"
     assert (folder / "coordinator.db").read_bytes() == b"state"
     release(folder)
