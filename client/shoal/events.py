@@ -1,13 +1,12 @@
 """Events of a job, and a stream of them that survives broken connections."""
 
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shoal import _rpc, errors
 from shoal._rpc import Backoff, CoordinatorClient
-from shoal._system import check_count, check_seconds, check_type
+from shoal._system import ENTROPY, check_count, check_seconds, check_type
 from shoal.status import Evaluation, JobState, Progress, SavedCheckpoint
 from shoal.v1 import job_pb2
 
@@ -155,7 +154,7 @@ def watch(
     follow: bool = True,
     timeout_s: float | None = None,
     sleep: Callable[[float], object] = time.sleep,
-    jitter: Callable[[], float] = random.random,
+    jitter: Callable[[], float] = ENTROPY.random,
 ) -> Iterator[Event]:
     """Yields a job's events in order, each once, across broken streams and restarts of the coordinator.
 

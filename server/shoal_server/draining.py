@@ -1,6 +1,5 @@
 """Draining of a server: it keeps serving until every job has moved off it, or has a checkpoint."""
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -9,6 +8,7 @@ import structlog
 
 from shoal import errors
 from shoal._rpc import Backoff, CoordinatorClient, MembershipClient
+from shoal._system import ENTROPY
 from shoal.v1 import coordinator_pb2
 
 # Seconds between two questions whether the server may stop.
@@ -26,7 +26,7 @@ def wait_until_drained(
     *,
     hosted: Callable[[], Iterable[str]] = tuple,
     first_answer_s: float = _FIRST_ANSWER_S,
-    jitter: Callable[[], float] = random.random,
+    jitter: Callable[[], float] = ENTROPY.random,
 ) -> None:
     """Reports to the coordinator that a server drains, and returns when the server may stop.
 

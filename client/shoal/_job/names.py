@@ -2,18 +2,19 @@
 
 import difflib
 import functools
-import random
 import string
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
+
+from shoal._system import ENTROPY
 
 T = TypeVar("T")
 
 _NO_ADVICE: Mapping[str, str] = MappingProxyType({})
 
 
-def draw_name(program: str, draw: Callable[[int], int] = random.getrandbits) -> str:
+def draw_name(program: str, draw: Callable[[int], int] = ENTROPY.getrandbits) -> str:
     """Returns a name made from the name of a program, with a random suffix from `draw`."""
     module = program.partition(":")[0].rpartition(".")[2].lower()
     stem = "".join(letter if letter in string.ascii_lowercase + string.digits else "-" for letter in module)

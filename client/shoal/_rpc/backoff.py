@@ -1,7 +1,8 @@
 """Exponential backoff between attempts of a failed call."""
 
-import random
 from collections.abc import Callable
+
+from shoal._system import ENTROPY
 
 _FIRST_S, _LONGEST_S = 0.05, 2.0
 
@@ -21,7 +22,7 @@ class Backoff:
     """
 
     def __init__(
-        self, jitter: Callable[[], float] = random.random, *, first_s: float = _FIRST_S, longest_s: float = _LONGEST_S
+        self, jitter: Callable[[], float] = ENTROPY.random, *, first_s: float = _FIRST_S, longest_s: float = _LONGEST_S
     ) -> None:
         self._jitter, self._first_s, self._longest_s = jitter, first_s, longest_s
         self.at_most = first_s

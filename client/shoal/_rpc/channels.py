@@ -1,7 +1,6 @@
 """gRPC channels, addresses, errors on the wire, and retries."""
 
 import errno
-import random
 import socket
 import threading
 import time
@@ -16,6 +15,7 @@ from shoal._limits import catalogue
 from shoal._rpc.backoff import Backoff
 from shoal._rpc.tls_channel import TlsChannel
 from shoal._security import NO_CREDENTIALS, AccessRole, Credentials
+from shoal._system import ENTROPY
 from shoal._wire import without_middle
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal.v1 import header_pb2
@@ -309,7 +309,7 @@ def retrying(
     for_s: float,
     clock: Clock = time.monotonic,
     sleep: Sleep = time.sleep,
-    jitter: Callable[[], float] = random.random,
+    jitter: Callable[[], float] = ENTROPY.random,
     on_retry: Callable[[errors.ShoalError], None] | None = None,
     on_silence: Callable[[str], object] | None = None,
 ) -> T:

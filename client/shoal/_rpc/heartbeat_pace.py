@@ -5,10 +5,11 @@ heartbeat. So a member whose reports are answered in time sends no heartbeats. I
 member sends a heartbeat, for which the coordinator has reserved threads.
 """
 
-import random
 import threading
 import time
 from collections.abc import Callable
+
+from shoal._system import ENTROPY
 
 # When calls are due, in parts of the interval since the last call was sent. The exact part is drawn for each call, so
 # that members that started together do not call together.
@@ -29,7 +30,7 @@ class HeartbeatPace:
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = random.random
+        self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = ENTROPY.random
     ) -> None:
         self._clock, self._jitter = clock, jitter
         self._lock = threading.Lock()  # guards what follows

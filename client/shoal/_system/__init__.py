@@ -1,4 +1,4 @@
-"""Access to the host and the installation: optional packages, plugins, files, volumes, listeners, identity and build.
+"""Access to the host and the installation: packages, plugins, files, volumes, listeners, randomness, identity, build.
 
 It also has the checks of arguments of public functions, and the parser of `TF_CONFIG`.
 
@@ -9,7 +9,7 @@ import these modules directly. Every package may import this one. It imports not
 from shoal._system.arguments import check_count, check_seconds, check_type
 from shoal._system.atomic_file import atomic_write
 from shoal._system.deprecation import deprecated, warn_deprecated
-from shoal._system.host import host_id
+from shoal._system.host import ENTROPY, host_id
 from shoal._system.memory import memory_limit, resident_bytes
 from shoal._system.open_files import open_files_warning, raise_open_files
 from shoal._system.optional import hidden, load
@@ -18,6 +18,7 @@ from shoal._system.registry import Registry
 from shoal._system.site import docs_url
 
 __all__ = [
+    "ENTROPY",
     "Registry",
     "atomic_write",
     "check_count",

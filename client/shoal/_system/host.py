@@ -1,6 +1,11 @@
-"""Identity of this machine."""
+"""Identity of this machine, and its random numbers."""
 
+import random
 from pathlib import Path
+
+# For pauses and names. The generators of `random` and NumPy belong to the user's program, whose seeds make its results
+# repeatable, and processes that are forks of one process would draw the same numbers of them.
+ENTROPY = random.SystemRandom()
 
 
 def host_id() -> str:
@@ -11,4 +16,4 @@ def host_id() -> str:
         return ""
 
 
-__all__ = ["host_id"]
+__all__ = ["ENTROPY", "host_id"]

@@ -3,7 +3,6 @@
 `shoal._training.repeated_calls` moves connections by what this module finds.
 """
 
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from functools import partial
 
 from shoal import _rpc, errors
 from shoal._rpc import CoordinatorClient
+from shoal._system import ENTROPY
 from shoal._wire import Placement
 from shoal.v1 import job_pb2
 
@@ -93,7 +93,7 @@ class EnteredPlacement:
         )
 
 
-def shortened(pause_s: float, jitter: Callable[[], float] = random.random) -> float:
+def shortened(pause_s: float, jitter: Callable[[], float] = ENTROPY.random) -> float:
     """Returns a pause that is shorter by up to a quarter, so that workers do not ask at the same time.
 
     Args:
@@ -159,7 +159,7 @@ class AttemptBackoff:
         jitter: returns a random number in [0, 1) for each pause.
     """
 
-    def __init__(self, failed_at: float, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(self, failed_at: float, jitter: Callable[[], float] = ENTROPY.random) -> None:
         self._failed_at, self._jitter = failed_at, jitter
         self._backoff = _rpc.Backoff(jitter)
 

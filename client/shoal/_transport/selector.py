@@ -1,12 +1,12 @@
 """Selection of a client's transport to one server: the best one that works."""
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from shoal import _rpc, errors
+from shoal._system import ENTROPY
 from shoal._system.logs import Log
 from shoal._transport.registry import registered
 from shoal._transport.transport import Target, Transport, TransportFactory, TransportUnavailable
@@ -51,7 +51,7 @@ class Selector:
         self,
         setting: str,
         clock: Callable[[], float] = time.monotonic,
-        jitter: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = ENTROPY.random,
     ) -> None:
         self._factories = registered(setting)
         self._clock, self._jitter = clock, jitter

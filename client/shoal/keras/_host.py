@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from shoal import errors
+
 
 def eagerly() -> AbstractContextManager[Any]:
     """Lets TensorFlow compute at once in the block, though Keras may build the model inside a function of it."""
@@ -22,15 +24,16 @@ def call_on_host(
 ) -> Sequence[Any]:
     """Calls a function in each step, in the order of the steps, also if the step is compiled.
 
-    XLA in TensorFlow cannot do that.
-
     Args:
         function: called with arrays. It returns arrays of the shapes and dtypes of `like`.
-        operands: tensors of the backend, for the function.
+        operands: tensors of the backend, for the function. Sparse ones of TensorFlow become dense.
         like: variables or tensors.
 
     Returns:
         What the function returned: tensors of the backend, or arrays.
+
+    Raises:
+        BadRequest: XLA of TensorFlow compiles the step, which cannot call the host.
     """
     backend = keras.config.backend()
     if backend == "jax":
@@ -41,11 +44,18 @@ def call_on_host(
         return io_callback(lambda *given: tuple(function(*map(np.asarray, given))), shapes, *operands, ordered=True)
     if backend == "tensorflow":
         import tensorflow as tf  # noqa: PLC0415
+        from tensorflow.python.ops import control_flow_util  # noqa: PLC0415 - nothing public tells it
+
+        if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+            raise errors.BadRequest(
+                "XLA of TensorFlow compiles the step, and cannot call the host for the push and the pull; give "
+                "jit_compile=False to model.compile, whose default on GPUs is XLA"
+            )
 
         def with_arrays(*given: Any) -> Sequence[np.ndarray]:
             return function(*(it.numpy() for it in given))
 
-        found = tf.py_function(with_arrays, list(operands), [it.dtype for it in like])
+        found = tf.py_function(with_arrays, [tf.convert_to_tensor(it) for it in operands], [it.dtype for it in like])
         return [tf.ensure_shape(value, it.shape) for value, it in zip(found, like, strict=True)]
     return function(*map(keras.ops.convert_to_numpy, operands))
 
