@@ -128,6 +128,29 @@ def a_saved_model_loads(client: shoal.Client, folder: Path) -> None:
     refused(lambda: keras.models.load_model(folder / "again.keras").fit(x, y, verbose=0), "was loaded with a model")
 
 
+def embeddings_train(client: shoal.Client) -> None:
+    """Their gradients are sparse in TensorFlow, where Keras' own Adam squares the parts of a gradient one by one."""
+
+    def model() -> keras.Model:
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Embedding(5, 3, name="table"), keras.layers.Flatten(), keras.layers.Dense(1, name="out")]
+        return keras.Sequential([keras.Input((2,), dtype="int32"), *layers])
+
+    x, y = np.arange(20, dtype=np.int32).reshape(10, 2) % 5, np.ones((10, 1), np.float32)
+    one, other = model(), model()
+    with distributed(client, optim.SGD(0.1)) as optimizer:
+        for each, given in ((one, optimizer), (other, keras.optimizers.SGD(0.1))):
+            each.compile(given, loss="mse")
+            each.fit(x, y, batch_size=5, epochs=2, shuffle=False, verbose=0)
+    same(one, other)
+
+
+def xla_of_tensorflow_is_refused(client: shoal.Client) -> None:
+    model = network()
+    model.compile(distributed(client, adam()), loss="mse", jit_compile=True)
+    refused(lambda: model.fit(*data(), verbose=0), "jit_compile=False")
+
+
 def a_constraint_is_refused(client: shoal.Client) -> None:
     model = network(kernel_constraint="non_neg")
     refused(lambda: fit(model, distributed(client, adam())), "hidden/kernel' has a constraint")
@@ -140,7 +163,10 @@ def main(address: str, folder: str) -> None:
         an_unused_layer_stays(client)
         half_precision_trains(client)
         a_saved_model_loads(client, Path(folder))
+        embeddings_train(client)
         a_constraint_is_refused(client)
+        if keras.config.backend() == "tensorflow":
+            xla_of_tensorflow_is_refused(client)
 
 
 if __name__ == "__main__":
