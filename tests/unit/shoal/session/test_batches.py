@@ -21,7 +21,7 @@ def test_no_data_from_the_start_is_warned_of(epochs: int, said: str, caplog: pyt
     assert list(batches([NoRange.WAIT, NoRange.FINISHED], epochs)) == []
     (warned,) = caplog.messages
     assert said in warned
-    assert "ask for more epochs" in warned
+    assert "give more epochs (epochs=)" in warned
 
 
 def test_the_end_of_data_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
