@@ -121,7 +121,7 @@ reference: $(SETUP)
 FULL ?=
 
 test-frameworks: $(SETUP)
-	$(PIP) install --quiet --editable '.[dev,reference$(if $(FULL),$(COMMA)transformers)]' $(if $(FULL),tensorflow lightning)
+	$(PIP) install --quiet --editable '.[dev,frameworks$(if $(FULL),$(COMMA)transformers)]' $(if $(FULL),tensorflow lightning)
 	$(TESTS) tests/frameworks
 
 # Clusters that other engines start, on this machine. The tests of an engine share it, so they run in one process.

@@ -1,6 +1,8 @@
 """A cluster for the tests of adapters to frameworks. Workers are threads, each with a session of its own."""
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -8,11 +10,15 @@ import pytest
 import shoal
 from support.clusters.local import local_cluster
 
+# The compiler of PyTorch makes its folder when it is imported, and modules of tests import it.
+CACHE = os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="inductor-")
+
 
 @pytest.fixture(scope="session", autouse=True)
-def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Gives the compiler of PyTorch a folder that is deleted at the end."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+def compiler_cache() -> Iterator[None]:
+    """Deletes the folder of the compiler of PyTorch at the end."""
+    yield
+    shutil.rmtree(CACHE, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ HEADERS = "cuda-headers"
 # PyTorch and JAX have a build for each accelerator, and pip's configuration decides which one it installs. Keras needs
 # one of them, and Transformers needs PyTorch. The version of Ray must be that of the Ray cluster. submitit is only in
 # environments that submit to Slurm.
-UNLOCKED_EXTRAS = frozenset({"jax", "keras", "ray", "reference", "slurm", "torch", "transformers"})
+UNLOCKED_EXTRAS = frozenset({"frameworks", "jax", "keras", "ray", "reference", "slurm", "torch", "transformers"})
 
 # Where the lock files must work: Linux, with the Pythons of pyproject.toml.
 _MACHINES = ("x86_64", "aarch64")
