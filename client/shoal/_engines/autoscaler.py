@@ -57,7 +57,7 @@ class Autoscaler:
         remove: removes the worker of a name.
         period_s: seconds between two looks.
 
-    The functions may raise a ShoalError. The log then has the reason, and the next look tries again.
+    If a function raises an exception, the log has the reason, and the next look tries again.
     """
 
     def __init__(
@@ -94,10 +94,11 @@ class Autoscaler:
             for name in removed:
                 self._remove(name)
             self._reason = ""
-        except errors.ShoalError as error:
-            if error.message != self._reason:  # once, and not at each look
-                self._reason = error.message
-                _log.warning("cannot change the number of workers", reason=error.message)
+        except Exception as error:  # of Shoal or of the engine; the thread must not end
+            reason = error.message if isinstance(error, errors.ShoalError) else f"{type(error).__name__}: {error}"
+            if reason != self._reason and not self._stopping.is_set():  # once, and not at each look
+                self._reason = reason
+                _log.warning("cannot change the number of workers", reason=reason)
 
     def _run(self) -> None:
         while not self._stopping.wait(self._period_s):

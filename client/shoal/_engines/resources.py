@@ -8,8 +8,8 @@ from typing import Any
 from shoal import errors
 from shoal._system import check_type
 
-# A coordinator, two servers and two workers fit on two cores, for experiments. Only workers compute, and a cluster that
-# trains in earnest gives them their cores and GPUs.
+# A coordinator, two servers and two workers fit on two cores, for experiments. Only workers compute, and for real
+# training, users request the cores and GPUs that each of them uses.
 DEFAULT_RESOURCES: Mapping[str, Mapping[str, float]] = {
     "coordinator": {"CPU": 0.1},
     "server": {"CPU": 0.4},
@@ -32,10 +32,10 @@ class Request:
 
 
 def check_resources(given: Any) -> dict[str, dict[str, float]]:
-    """Returns the resources of each role: the given ones, or the default ones of a role that is not named.
+    """Returns the resources of each role: the given amounts, and the default amounts of resources that are not given.
 
     Args:
-        given: the resources by role; None means the default ones.
+        given: the resources by role; None means the default ones. An amount of 0 removes a default one.
 
     Raises:
         BadRequest: a role is unknown, an amount is no positive number, or a role needs nothing.
@@ -51,7 +51,8 @@ def check_resources(given: Any) -> dict[str, dict[str, float]]:
                 raise errors.BadRequest(f"resources[{role!r}] has {resource!r}: {amount!r}; give {_GIVE}")
             if not 0 <= amount < float("inf"):
                 raise errors.BadRequest(f"resources[{role!r}] has {amount!r} {resource}; give 0 or more")
-        found[role] = {resource: float(amount) for resource, amount in amounts.items() if amount}
+        merged = {**found[role], **amounts}
+        found[role] = {resource: float(amount) for resource, amount in merged.items() if amount}
         if not found[role]:
             raise errors.BadRequest(f"resources[{role!r}] asks for nothing; give at least {{'CPU': 0.1}}")
     return found
@@ -87,13 +88,29 @@ def shortage(wanted: Iterable[Request], nodes: Sequence[Mapping[str, float]]) ->
         return f"the roles need {'; '.join(each)}"
     for request in wanted:
         if not any(all(node.get(it, 0) >= amount for it, amount in request.amounts.items()) for node in nodes):
-            amounts = ", ".join(f"{_text(amount)} {it}" for it, amount in request.amounts.items())
-            return f"no single node has {amounts}, which {request.name} needs"
+            return f"no single node has {_texts(request.amounts)}, which {request.name} needs"
     return ""
+
+
+def waiting(wanted: Iterable[Request], free: Mapping[str, float]) -> str:
+    """Returns what requests wait for, and how much of it is free, as a sentence without its end.
+
+    Args:
+        wanted: the requests.
+        free: the free amount of each resource on all nodes together.
+    """
+    wanted = list(wanted)
+    resources = dict.fromkeys(resource for request in wanted for resource in request.amounts)
+    needs = ", ".join(f"{request.name} needs {_texts(request.amounts)}" for request in wanted)
+    return f"{needs}, {_texts({resource: free.get(resource, 0) for resource in resources})} are free"
+
+
+def _texts(amounts: Mapping[str, float]) -> str:
+    return ", ".join(f"{_text(amount)} {resource}" for resource, amount in amounts.items())
 
 
 def _text(amount: float) -> str:
     return f"{round(amount, 4):g}" if amount < 1e6 else f"{amount:,.0f}"
 
 
-__all__ = ["DEFAULT_RESOURCES", "Request", "check_resources", "requests", "shortage"]
+__all__ = ["DEFAULT_RESOURCES", "Request", "check_resources", "requests", "shortage", "waiting"]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,10 +28,12 @@ class RoleChild:
 
     Attributes:
         ready: what it reported when it was ready: address, metrics, page and pid. None before.
+        ready_at: when it reported that, in seconds of the monotonic clock.
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self.ready: dict[str, Any] | None = None
+        self.ready_at = 0.0
         # A child inherits the mask of this thread, and an engine may block signals in its threads, as Ray does SIGINT.
         blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
         try:
@@ -87,6 +90,7 @@ class RoleChild:
         with self._process.stdout as output:
             for line in output:
                 if self.ready is None and line.startswith(b'{"role":'):
+                    self.ready_at = time.monotonic()
                     self.ready = json.loads(line)
                 else:
                     os.write(2, line)
@@ -97,7 +101,9 @@ def log_tail() -> str:
     with suppress(OSError):
         file = Path("/proc/self/fd/2").resolve()
         if file.is_file():
-            return file.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
+            with file.open("rb") as opened:
+                opened.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+                return opened.read(_TAIL_BYTES).decode(errors="replace").strip()
     return ""
 
 

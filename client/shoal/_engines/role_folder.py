@@ -1,8 +1,8 @@
 """Private folders of processes: certificates and keys, and the store of a coordinator.
 
 The folder of a role survives a restart on the same node, under another name. It is removed when the role stops, and
-also some time after its process and the whole cluster were killed. Taking a folder over and removing it both begin with
-a rename, which only one of them can do.
+also some time after its process and the whole cluster were killed. Takeover and removal both start with a rename, so
+only one can win.
 """
 
 import os
@@ -60,7 +60,8 @@ def claim(name: str, files: Mapping[str, bytes], kept_s: int) -> Path:
         _watch(folder, kept_s)
     except OSError as error:
         raise errors.StartFailed(
-            f"cannot write the private folder {folder}: {error.strerror}; set TMPDIR on this node"
+            f"cannot write the private folder {folder}: {error.strerror}; set TMPDIR for the "
+            "engine's processes on this node to a folder with space"
         ) from None
     return folder
 

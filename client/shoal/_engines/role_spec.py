@@ -8,6 +8,8 @@ from pathlib import Path
 from shoal._role.identity import SOURCES
 
 _CA, _CERTIFICATE, _KEY = "ca.pem", "certificate.pem", "key.pem"
+# The variables from which linear algebra libraries take their number of threads.
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # Variables of the process that starts a role, and of the user's other clusters. A role has options instead.
 _REPLACED = (*SOURCES, "SHOAL_COORDINATOR", "SHOAL_TOKEN_FILE", "SHOAL_NAME", "SHOAL_LISTEN", "SHOAL_INSECURE")
 
@@ -22,6 +24,7 @@ class RolePlace:
         folder: private folder with its files.
         ports: ports of a coordinator: for calls, for the page and for metrics.
         coordinator: host:port of the coordinator. Empty for a coordinator itself.
+        cores: number of cores of the node.
     """
 
     host: str
@@ -29,6 +32,7 @@ class RolePlace:
     folder: Path
     ports: tuple[int, int, int] = (0, 0, 0)
     coordinator: str = ""
+    cores: int = 1
 
     @property
     def address(self) -> str:
@@ -47,8 +51,11 @@ class RoleSpec:
         ca, certificate: PEM.
         key: PEM. The representation leaves it out.
         flags: options of its command that are the same on each node.
-        environment: environment variables, in addition to those of the process that starts it.
+        environment: environment variables, in addition to those of the process that starts it. They may be secret, so
+            the representation leaves them out.
         page: whether a coordinator has a page.
+        threads: number of threads of its libraries. 0 means its share of the cores of its node.
+        sharing: number of workers among which the cores are divided.
     """
 
     cluster: str
@@ -58,8 +65,10 @@ class RoleSpec:
     certificate: bytes = field(repr=False)
     key: bytes = field(repr=False)
     flags: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     page: bool = True
+    threads: int = 0
+    sharing: int = 1
 
     @property
     def folder_name(self) -> str:
@@ -94,13 +103,17 @@ class RoleSpec:
         return [self.role, *made, *self.flags, "--supervised"]
 
     def variables(self, place: RolePlace, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Returns the environment variables.
+        """Returns the environment variables. A number of threads that the user gave in any of them stays.
 
         Args:
             place: where the role runs.
             environment: those of the process that starts it.
         """
-        return role_variables(environment, self.environment, place.folder)
+        further = dict(self.environment)
+        if not any(name in environment or name in further for name in THREADS):
+            share = max(1, place.cores // max(1, self.sharing))
+            further |= dict.fromkeys(THREADS, str(self.threads or share))
+        return role_variables(environment, further, place.folder)
 
 
 def role_variables(environment: Mapping[str, str], further: Mapping[str, str], state: Path) -> dict[str, str]:
@@ -116,4 +129,4 @@ def role_variables(environment: Mapping[str, str], further: Mapping[str, str], s
     return {**kept, **further, "XDG_STATE_HOME": str(state)}
 
 
-__all__ = ["RolePlace", "RoleSpec", "role_variables"]
+__all__ = ["THREADS", "RolePlace", "RoleSpec", "role_variables"]

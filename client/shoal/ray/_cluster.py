@@ -1,11 +1,7 @@
-"""The cluster, as its driver sees it: what the roles are told, where Ray places them, and how they end."""
+"""The cluster, as its driver sees it: how it starts, scales and ends."""
 
-import secrets
-import ssl
-import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -22,23 +18,23 @@ from shoal._engines import (
     RoleSpec,
     WorkerScaling,
     check_resources,
-    claim,
-    release,
+    read_wanted_workers,
     requests,
 )
-from shoal._security import AccessRole, Credentials
+from shoal._security import AccessRole
 from shoal._system import check_count, check_seconds
 from shoal._system.waits import wait_notice
 from shoal.client import Client
 from shoal.ray._actor import LEAVE_S, STOP_S
 from shoal.ray._actors import CALL_S, RoleActors
+from shoal.ray._certificates import ClusterCertificates
 from shoal.ray._flags import RoleFlags
 from shoal.status import Role
 from shoal.v1 import token_pb2
 
 # Seconds in which a worker must start that the cluster adds by itself. If Ray has no room, a later look tries again.
 _SCALE_S = 30.0
-_WANTED = b"shoal_coordinator_wanted_workers "
+_STOPPED = "this cluster on Ray does not run; start it, or use it in a `with` statement"
 
 
 class RayCluster:
@@ -57,11 +53,13 @@ class RayCluster:
         servers: number of servers.
         workers: number of workers.
         resources: what each role needs, by role: {"worker": {"CPU": 4, "GPU": 1}}. The default is 0.1 CPU for the
-            coordinator, 0.4 for a server and 0.5 for a worker.
+            coordinator, 0.4 for a server and 0.5 for a worker. It also holds for the CPU of a role whose other
+            resources are given; an amount of 0 removes it. A role uses as many threads as it asks for CPUs. Without a
+            CPU of its own here, it uses the cores of its node divided by `workers`. At least 1.
         max_workers: largest number of workers. If it is more than `workers`, the cluster adds workers while its jobs
             can use them, and later removes idle ones. 0 means `workers`.
-        idle_s: how long fewer workers must be of use before the cluster removes idle ones, in seconds.
-        name: name of the cluster. Its actors are named NAME:ROLE-N. A namespace of Ray has one cluster of a name.
+        idle_s: seconds of low demand before idle workers are removed.
+        name: name of the cluster, unique in the namespace. Its actors are named NAME:ROLE-N.
         namespace: namespace of the actors. None means that of this process.
         path: folder from which workers import programs, or several of them, the same on each node. With a
             `working_dir` in the runtime environment of Ray, a relative path is in that folder.
@@ -75,6 +73,8 @@ class RayCluster:
         flags: further flags by role: {"coordinator": ["--heartbeat-timeout", "2"]}; see `shoal coordinator --help`.
         log_level: "debug", "info", "warning" or "error".
         start_timeout_s: how long the start of all roles may take, in seconds.
+        wait_for_nodes: whether to wait for nodes that join later, such as those of Ray's autoscaler, for at most
+            `start_timeout_s`. If not, the start fails at once if the present nodes are too small.
 
     Raises:
         BadRequest: an argument is not valid.
@@ -100,12 +100,17 @@ class RayCluster:
         flags: Mapping[str, Sequence[str]] | None = None,
         log_level: str = "warning",
         start_timeout_s: float = 120.0,
+        wait_for_nodes: bool = False,
     ) -> None:
         self._counts = check_count("servers", servers), check_count("workers", workers)
         self._most_workers = max(check_count("max_workers", max_workers), workers)
         check_seconds("idle_s", idle_s)
-        self._idle_s = idle_s
+        check_seconds("start_timeout_s", start_timeout_s)
+        self._idle_s, self._wait_for_nodes = idle_s, wait_for_nodes
         self._resources = check_resources(resources)
+        # The default amounts are small, so that a cluster fits anywhere. They say nothing about threads.
+        given = {role: amounts["CPU"] for role, amounts in (resources or {}).items() if "CPU" in amounts}
+        self._threads = {role: max(1, int(cores)) for role, cores in given.items()}
         self._name, self._namespace = name, namespace
         self._flags = RoleFlags(
             path=path,
@@ -117,10 +122,11 @@ class RayCluster:
             log_level=log_level,
         )
         self._environment, self._page, self._start_timeout_s = dict(env or {}), page, start_timeout_s
-        self._lock = threading.RLock()  # guards _roles; the autoscaler is another thread
-        self._roles: RoleActors | None = None  # while the cluster runs, as the next three
-        self._folder, self._id = Path(), ""
+        self._lock = threading.Lock()  # guards the attributes below; nobody waits with it
+        self._roles: RoleActors | None = None  # while the cluster runs, as the next two
+        self._certificates: ClusterCertificates | None = None
         self._scaler: Autoscaler | None = None
+        self._leaving: set[str] = set()  # workers that are being removed
 
     @property
     def address(self) -> str:
@@ -140,13 +146,12 @@ class RayCluster:
     @property
     def actors(self) -> dict[str, Any]:
         """The handles of the actors, by the names of their roles."""
-        with self._lock:
-            return dict(self._running.handles)
+        return self._running.handles
 
     @property
     def variables(self) -> dict[str, str]:
         """The environment variables with which the commands of `shoal` reach this cluster from this machine."""
-        return {"SHOAL_COORDINATOR": self.address, **self._tls_files()}
+        return {"SHOAL_COORDINATOR": self.address, **self._issued.variables}
 
     def report(self, name: str) -> dict[str, Any]:
         """Returns what a role reports, when it is ready.
@@ -159,6 +164,7 @@ class RayCluster:
             node. A coordinator with a page also has `page`.
 
         Raises:
+            BadRequest: there is no such role.
             StartFailed: the role has left the cluster, or cannot start.
             Unreachable: its actor does not answer.
         """
@@ -166,7 +172,7 @@ class RayCluster:
 
     def client(self) -> Client:
         """Returns a new client of this cluster, as an admin. Close it, or use it in a `with` statement."""
-        return Client(self.address, credentials=self._credentials())
+        return Client(self.address, credentials=self._issued.credentials)
 
     def login_link(self) -> str:
         """Returns a new link that opens the web page and logs the browser in. See `LocalCluster.login_link`.
@@ -176,7 +182,7 @@ class RayCluster:
             Unreachable: the coordinator does not answer.
         """
         address = self.address
-        found = self._credentials().for_coordinator(address, AccessRole.ADMIN)
+        found = self._issued.credentials.for_coordinator(address, AccessRole.ADMIN)
         with closing(_rpc.CoordinatorClient(address, credentials=found)) as client:
             return client.call(client.tokens.GetLoginLink, token_pb2.GetLoginLinkRequest()).link
 
@@ -199,8 +205,8 @@ class RayCluster:
         with ExitStack() as undo, wait_notice("the start of the cluster on Ray", self._starting):
             undo.callback(self.stop)
             self._roles = roles
-            roles.place(wanted, deadline)
-            self._make_certificates()
+            roles.place(wanted, deadline, wait_for_nodes=self._wait_for_nodes)
+            self._certificates = ClusterCertificates()
             for request in wanted:
                 roles.launch(self._spec(request.name))
             roles.wait_ready([request.name for request in wanted], deadline)
@@ -210,18 +216,20 @@ class RayCluster:
 
     def stop(self) -> None:
         """Stops all roles, workers first, the coordinator last. The end of a `with` statement calls it."""
-        if self._scaler:
-            self._scaler.stop(_SCALE_S + LEAVE_S)
-            self._scaler = None
         with self._lock:
-            if self._roles:
-                for role in reversed(ROLES):
-                    self._roles.end([it for it in self._roles.handles if _role_of(it) == role], "stop", STOP_S + 5)
-                self._roles.close()
-                self._roles = None
-        if self._folder.name:
-            release(self._folder)
-            self._folder = Path()
+            roles, self._roles = self._roles, None
+            certificates, self._certificates = self._certificates, None
+            scaler, self._scaler = self._scaler, None
+        with ExitStack() as steps:  # the last one comes first, and each of them although another one has failed
+            if certificates:
+                steps.callback(certificates.remove)
+            if roles:
+                roles.refuse()
+                steps.callback(roles.close)
+                for role in ROLES:
+                    steps.callback(_stop_all, roles, role)
+            if scaler:
+                steps.callback(scaler.stop, _SCALE_S + LEAVE_S)
 
     def add_worker(self) -> str:
         """Starts one more worker. It joins a running job that `Job.max_workers` allows it to join.
@@ -247,9 +255,15 @@ class RayCluster:
             workers = self._workers()
             name = ([it for it, busy in workers.items() if not busy] or [*workers] or [""])[-1]
         with self._lock:
-            if _role_of(name) != "worker" or name not in self._running.handles:
+            roles = self._running
+            if _role_of(name) != "worker" or name not in roles.handles or name in self._leaving:
                 raise errors.BadRequest(f"there is no worker {name!r}; `actors` has the names")
-            self._running.end([name], "leave", LEAVE_S + 5)
+            self._leaving.add(name)
+        try:
+            roles.end([name], "leave", LEAVE_S + 5)
+        finally:
+            with self._lock:
+                self._leaving.discard(name)
 
     def __enter__(self) -> "RayCluster":
         self.start()
@@ -263,90 +277,75 @@ class RayCluster:
     @property
     def _running(self) -> RoleActors:
         if self._roles is None:
-            raise errors.NotConfigured("this cluster on Ray does not run; start it, or use it in a `with` statement")
+            raise errors.NotConfigured(_STOPPED)
         return self._roles
 
+    @property
+    def _issued(self) -> ClusterCertificates:
+        if self._certificates is None:
+            raise errors.NotConfigured(_STOPPED)
+        return self._certificates
+
     def _add_worker(self, timeout_s: float) -> str:
-        with self._lock:
-            roles, deadline = self._running, time.monotonic() + timeout_s
-            taken = [int(name.rpartition("-")[2]) for name in roles.handles if _role_of(name) == "worker"]
-            name = f"worker-{max(taken, default=-1) + 1}"
-            try:
-                roles.place([Request(name, self._resources["worker"])], deadline)
-                roles.launch(self._spec(name))
-                roles.wait_ready([name], deadline)
-            except BaseException:
-                roles.end([name] if name in roles.handles else [], "stop", STOP_S)
-                roles.free(name)
-                raise
+        roles, deadline = self._running, time.monotonic() + timeout_s
+        name = roles.name_worker()
+        try:
+            wanted = [Request(name, self._resources["worker"])]
+            roles.place(wanted, deadline, wait_for_nodes=self._wait_for_nodes)
+            roles.launch(self._spec(name))
+            roles.wait_ready([name], deadline)
+        except BaseException:
+            roles.end([name], "stop", STOP_S)
+            raise
         return name
-
-    def _make_certificates(self) -> None:
-        from shoal._security.certificates import make_certificates  # noqa: PLC0415 - cryptography is slow to import
-
-        self._id = secrets.token_hex(8)
-        self._folder = claim(f"shoal-{self._id}-driver", {}, 0)
-        make_certificates(self._folder)
 
     def _spec(self, name: str) -> RoleSpec:
         """Returns a role with a new certificate, whose key this process keeps nowhere else."""
-        from shoal._security.certificates import issue_certificate  # noqa: PLC0415 - cryptography is slow to import
-
         role = _role_of(name)
-        # Browsers and Prometheus check the host of the coordinator. Roles and clients check each other's roles.
+        # Browsers check the host of the coordinator. Roles and clients check each other's roles.
         hosts = dict.fromkeys(node["NodeManagerAddress"] for node in ray.nodes()) if role == "coordinator" else {}
-        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-            certificate, key = issue_certificate(role, name, [*hosts], ca=self._folder, folder=Path(folder))
-            return RoleSpec(
-                cluster=self._id,
-                role=role,
-                name=name,
-                ca=(self._folder / "ca.pem").read_bytes(),
-                certificate=certificate.read_bytes(),
-                key=key.read_bytes(),
-                flags=tuple(self._flags.of(role)),
-                environment=self._environment,
-                page=self._page,
-            )
+        certificate, key = self._issued.issue(role, name, [*hosts])
+        return RoleSpec(
+            cluster=self._issued.cluster,
+            role=role,
+            name=name,
+            ca=self._issued.ca,
+            certificate=certificate,
+            key=key,
+            flags=tuple(self._flags.of(role)),
+            environment=self._environment,
+            page=self._page,
+            threads=self._threads.get(role, 0),
+            sharing=self._most_workers,
+        )
 
     def _start_autoscaler(self) -> None:
         self._scaler = Autoscaler(
             WorkerScaling(self._counts[1], self._most_workers, self._idle_s),
             wanted=self._wanted_workers,
             workers=self._workers,
-            add=lambda: self._add_worker(_SCALE_S),
+            add=lambda: self._add_worker(self._start_timeout_s if self._wait_for_nodes else _SCALE_S),
             remove=self.remove_worker,
         )
         self._scaler.start()
 
     def _workers(self) -> dict[str, bool]:
-        """Returns the workers, the oldest first, and whether each of them has a job."""
+        """Returns the workers, the oldest first, and whether each of them may have a job.
+
+        A worker that is starting again may have one, so only a live worker without a job has none.
+        """
         with self.client() as client:
-            busy = {it.member for it in client.status().alive(Role.WORKER) if it.job}
-        return {name: name in busy for name in self.actors if _role_of(name) == "worker"}
+            idle = {it.member for it in client.status().alive(Role.WORKER) if not it.job}
+        workers = [name for name in self.actors if _role_of(name) == "worker"]
+        with self._lock:
+            return {name: name not in idle for name in workers if name not in self._leaving}
 
     def _wanted_workers(self) -> int:
         """Returns the coordinator's metric."""
-        ca, certificate, key = self._tls_files().values()
-        context = ssl.create_default_context(cafile=ca)
-        context.load_cert_chain(certificate, key)
-        url = f"https://{self.report('coordinator')['metrics']}/metrics"
-        try:
-            with urllib.request.urlopen(url, context=context, timeout=CALL_S) as reply:
-                line = next(line for line in reply if line.startswith(_WANTED))
-        except (OSError, StopIteration) as error:
-            raise errors.Unreachable(f"cannot read {url}: {error}") from None
-        return int(float(line.removeprefix(_WANTED)))
-
-    def _tls_files(self) -> dict[str, str]:
-        files = {"CA": "ca.pem", "CERT": "admin.pem", "KEY": "admin-key.pem"}
-        return {f"SHOAL_TLS_{name}": str(self._folder / file) for name, file in files.items()}
-
-    def _credentials(self) -> Credentials:
-        return Credentials.find(*self._tls_files().values())
+        return read_wanted_workers(self.report("coordinator")["metrics"], *self._issued.files, timeout_s=CALL_S)
 
     def _starting(self) -> str:
-        return "for its roles (the first start compiles kernels)" if self._id else "for resources of Ray"
+        return "for its roles (the first start compiles kernels)" if self._certificates else "for resources of Ray"
 
 
 def cluster(servers: int = 2, workers: int = 2, **options: Any) -> RayCluster:
@@ -358,6 +357,10 @@ def cluster(servers: int = 2, workers: int = 2, **options: Any) -> RayCluster:
         options: further arguments of `RayCluster`.
     """
     return RayCluster(servers, workers, **options)
+
+
+def _stop_all(roles: RoleActors, role: str) -> None:
+    roles.end([name for name in roles.handles if _role_of(name) == role], "stop", STOP_S + 5)
 
 
 def _role_of(name: str) -> str:

@@ -22,8 +22,8 @@ def connect() -> None:
         if "ersion mismatch" not in str(error):
             raise
         raise errors.StartFailed(
-            "the Ray cluster has another version of Ray or Python than this process, so neither could read what the "
-            f"other sends; run this command with the same versions as the cluster. {error}"
+            "the Ray cluster has another version of Ray or Python than this process; run this command with the same "
+            f"versions as the cluster. {error}"
         ) from None
     except ConnectionError as error:
         raise errors.Unreachable(f"cannot connect to Ray: {error}. RAY_ADDRESS names the cluster") from None
