@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from shoal import _rpc, errors
 from shoal._cli import options
-from shoal._cli.engines import on_ray
+from shoal._cli.engines import on_ray, ray_options
 from shoal._cli.last_checkpoints import saving_jobs
 from shoal._cli.output import Output, Row
 from shoal._display import counted, records
@@ -57,22 +57,10 @@ _LogLevelOption = Annotated[
 _LogDirOption = Annotated[
     Path | None, typer.Option(help="Folder for the log files of the roles. Default: standard error.")
 ]
-_EngineOption = Annotated[
-    Literal["local", "ray"],
-    typer.Option("--on", help="Where the roles run: local means processes on this machine, ray actors of Ray."),
-]
-_NameOption = Annotated[str, typer.Option(help="Name of the cluster on Ray. Ray has one cluster of a name.")]
-_MaxWorkersOption = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="With --on ray, largest number of workers: the cluster adds workers while jobs can use them. 0 means "
-        "--workers.",
-    ),
-]
 
 
 def up(
+    context: typer.Context,
     servers: Annotated[int, typer.Option(min=1, help="Number of servers.")] = 2,
     workers: Annotated[int, typer.Option(min=0, help="Number of workers. With 0, only sessions train.")] = 2,
     path: _PathsOption = None,
@@ -88,9 +76,14 @@ def up(
     page_read_only: flags.PageReadOnly = False,
     log_level: _LogLevelOption = "warning",
     log_dir: _LogDirOption = None,
-    on: _EngineOption = "local",
-    name: _NameOption = "shoal",
-    max_workers: _MaxWorkersOption = 0,
+    on: ray_options.On = "local",
+    name: ray_options.Name = None,
+    namespace: ray_options.Namespace = None,
+    resources: ray_options.Resources = None,
+    max_workers: ray_options.MaxWorkers = None,
+    idle: ray_options.Idle = None,
+    start_timeout: ray_options.StartTimeout = None,
+    wait_for_nodes: ray_options.WaitForNodes = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Runs a cluster on this machine, or on Ray, until Ctrl-C or SIGTERM.
@@ -103,17 +96,20 @@ def up(
     cluster is ready, one for each role that dies or returns, and some about the last checkpoints.
 
     With --on ray, the roles are actors of the Ray cluster that RAY_ADDRESS names. Ray restarts them, without a limit.
-    Ray chooses the addresses, and there are no last checkpoints and no --log-dir.
+    Ray chooses the addresses, and there are no last checkpoints. The command refuses options that have no effect.
     """
     shared: dict[str, Any] = {"checkpoints": checkpoints, "store": store, "log_level": log_level}
     shared |= {"path": path or ".", "allow_programs": allow_program or (), "trainer_env": trainer_env or ()}
-    if on == "ray":
-        own = {"page": bool(flags.page_listen(page_listen)), "max_workers": max_workers, "name": name}
-        page_flags = _page_flags("", page_hosts, page_read_only)
-        _up_on_ray(servers, workers, log_dir, as_json, **shared, **own, flags=page_flags)
-        return
+    on_engine = {"name": name, "namespace": namespace, "resources": resources, "max_workers": max_workers}
+    on_engine |= {"idle_s": idle, "start_timeout_s": start_timeout, "wait_for_nodes": wait_for_nodes}
     with Output(as_json):
-        _check_listen(listen, page_listen)
+        own = ray_options.chosen(on, context, page_listen, on_engine)
+        if on == "local":
+            _check_listen(listen, page_listen)
+    if on == "ray":
+        own |= {"page": bool(flags.page_listen(page_listen)), "flags": _page_flags("", page_hosts, page_read_only)}
+        _up_on_ray(servers, workers, as_json, **shared, **own)
+        return
     cluster = LocalCluster(
         servers,
         workers,
@@ -220,10 +216,8 @@ def _beginning(servers: int, workers: int) -> str:
     return f"starting a coordinator, {counted(servers, 'server')} and {counted(workers, 'worker')} ..."
 
 
-def _up_on_ray(servers: int, workers: int, log_dir: Path | None, as_json: bool, **arguments: Any) -> None:
+def _up_on_ray(servers: int, workers: int, as_json: bool, **arguments: Any) -> None:
     with Output(as_json) as out:
-        if log_dir:
-            raise errors.BadRequest("--log-dir is for local clusters; Ray has the logs of its actors")
         cluster = on_ray.prepare(servers, workers, **arguments)
         with _until_interrupted():  # after Ray has set its own handlers
             if not as_json:

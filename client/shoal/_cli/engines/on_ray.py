@@ -11,7 +11,7 @@ from shoal._display import counted
 if TYPE_CHECKING:
     from shoal.ray import RayCluster
 
-# This command starts one cluster of each name on Ray, for all users together.
+# By default, this command starts one cluster of each name on Ray, for all users together.
 _NAMESPACE = "shoal"
 
 
@@ -32,7 +32,7 @@ def prepare(servers: int, workers: int, **options: Any) -> "RayCluster":
         found: Any = importlib.import_module("shoal.ray")
     except ImportError as error:
         raise errors.NotConfigured(str(error)) from None
-    cluster: RayCluster = found.cluster(servers, workers, namespace=_NAMESPACE, **options)
+    cluster: RayCluster = found.cluster(servers, workers, **{"namespace": _NAMESPACE, **options})
     found.connect()
     return cluster
 
