@@ -20,15 +20,16 @@ Resources = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ROLE:RESOURCE=AMOUNT,...",
-        help=f"{_RAY_ONLY}what each process of a role needs, such as worker:CPU=4,GPU=1. Repeatable. Default: 0.1 CPU for "
-        "the coordinator, 0.4 for a server, 0.5 for a worker.",
+        help=f"{_RAY_ONLY}what each process of a role needs, such as worker:CPU=4,GPU=1. Repeatable. Default: 0.1 CPU "
+        "for the coordinator, 0.4 for a server, 0.5 for a worker.",
     ),
 ]
 MaxWorkers = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help=f"{_RAY_ONLY}largest number of workers. The cluster adds workers while jobs can use them. Default: --workers.",
+        help=f"{_RAY_ONLY}largest number of workers. The cluster adds workers while jobs can use them. Default: "
+        "--workers.",
     ),
 ]
 Idle = Annotated[

@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from shoal import errors
 from shoal._engines import Autoscaler, WorkerScaling
 
@@ -76,3 +78,23 @@ def test_a_refused_worker_is_tried_again_by_the_thread() -> None:
     assert cluster.changed.wait(10)
     scaler.stop(10)
     assert (cluster.refusals, cluster.names) == (0, ["worker-0", "worker-1"])
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Ray is away"), ValueError("no such actor"), OSError(11, "try again")])
+def test_no_exception_ends_the_thread(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    cluster, refused = Cluster(), [error, error]
+    scaling = WorkerScaling(1, 3)
+
+    def wanted() -> int:
+        if refused:
+            raise refused.pop()
+        return 2
+
+    workers = lambda: dict.fromkeys(cluster.names, False)  # noqa: E731
+    scaler = Autoscaler(
+        scaling, wanted=wanted, workers=workers, add=cluster.add, remove=cluster.names.remove, period_s=0.001
+    )
+    scaler.start()
+    assert cluster.changed.wait(10)
+    scaler.stop(10)
+    assert [str(error) in record.getMessage() for record in caplog.records] == [True], "once, and not at each look"

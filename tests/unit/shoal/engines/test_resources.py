@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shoal import errors
-from shoal._engines import Request, check_resources, requests, shortage
+from shoal._engines import Request, check_resources, requests, shortage, waiting
 
 
 def test_roles_that_are_not_named_have_the_default_resources() -> None:
@@ -53,3 +53,14 @@ def test_one_role_needs_one_node() -> None:
 
 def test_sums_of_fractions_are_not_too_large() -> None:
     assert shortage([Request(f"worker-{n}", {"CPU": 0.1}) for n in range(30)], [{"CPU": 3.0}]) == ""
+
+
+def test_given_amounts_are_merged_with_the_default_ones() -> None:
+    assert check_resources({"worker": {"GPU": 1}})["worker"] == {"CPU": 0.5, "GPU": 1}
+    assert check_resources({"worker": {"CPU": 0, "GPU": 1}})["worker"] == {"GPU": 1}
+
+
+def test_what_is_waited_for_and_what_is_free_are_named() -> None:
+    wanted = [Request("worker-0", {"CPU": 5.0}), Request("worker-1", {"CPU": 5.0, "GPU": 1.0})]
+    assert waiting(wanted[:1], {"CPU": 2.0, "memory": 1e9}) == "worker-0 needs 5 CPU, 2 CPU are free"
+    assert waiting(wanted, {"CPU": 2.5}) == "worker-0 needs 5 CPU, worker-1 needs 5 CPU, 1 GPU, 2.5 CPU, 0 GPU are free"

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,7 @@ def test_a_role_stops_although_signals_are_blocked_here(tmp_path: Path) -> None:
     wait_until(lambda: child.ready, timeout_s=60, what="the coordinator")
     assert child.ready
     assert child.ready["pid"] == child.pid
+    assert 0 < child.ready_at <= time.monotonic()
     child.stop(30)
     assert child.wait(0) == 0, "it was killed"
 
@@ -42,3 +46,12 @@ def test_a_role_that_cannot_start_ends(tmp_path: Path, capfd: pytest.CaptureFixt
     assert child.wait(60) == 2
     assert child.ready is None
     assert "--nonsense" in capfd.readouterr().err
+
+
+def test_the_end_of_a_log_is_short(tmp_path: Path) -> None:
+    script = "import sys; sys.stderr.write('x' * 10_000 + 'the end'); sys.stderr.flush()\n"
+    script += "from shoal._engines import log_tail; print(log_tail(), end='')"
+    with open(tmp_path / "log", "wb") as log:
+        ran = subprocess.run([sys.executable, "-c", script], stderr=log, stdout=subprocess.PIPE, text=True, check=True)
+    assert len(ran.stdout) == 2048
+    assert ran.stdout.endswith("xthe end")

@@ -53,7 +53,9 @@ def test_a_folder_that_others_can_enter_is_not_taken_over(tmp_path: Path) -> Non
 
 def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(errors.StartFailed, match=r"cannot write the private folder .* set TMPDIR for the engine's processes"):
+    with pytest.raises(
+        errors.StartFailed, match=r"cannot write the private folder .* set TMPDIR for the engine's processes"
+    ):
         claim("role", {}, 0)
 
 

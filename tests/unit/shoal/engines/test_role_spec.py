@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from shoal._engines import RolePlace, RoleSpec
+from shoal._engines import THREADS, RolePlace, RoleSpec
 
 FOLDER = Path("/tmp/private")
 TLS = ["--tls-ca", f"{FOLDER}/ca.pem", "--tls-cert", f"{FOLDER}/certificate.pem", "--tls-key", f"{FOLDER}/key.pem"]
@@ -45,8 +45,26 @@ def test_no_role_inherits_an_identity_or_finds_an_access_file() -> None:
     inherited = {"PATH": "/bin", "TF_CONFIG": "{}", "SHOAL_POD_NAME": "pod", "XDG_STATE_HOME": "/home"}
     inherited |= {"SHOAL_COORDINATOR": "other:1", "SHOAL_TOKEN_FILE": "/home/token", "SHOAL_INSECURE": "1"}
     found = spec("worker", "worker-0", environment={"A": "1"}).variables(RolePlace("h", "z", FOLDER), inherited)
-    assert found == {"PATH": "/bin", "A": "1", "XDG_STATE_HOME": str(FOLDER)}
+    assert {name: found[name] for name in found if name not in THREADS} == {
+        "PATH": "/bin",
+        "A": "1",
+        "XDG_STATE_HOME": str(FOLDER),
+    }
 
 
-def test_the_representation_has_no_key() -> None:
-    assert "secret" not in repr(spec("server", "server-0"))
+def test_the_representation_has_no_secret() -> None:
+    assert "secret" not in repr(spec("server", "server-0", environment={"TOKEN": "secret"}))
+
+
+def threads(environment: dict[str, str], **options: Any) -> set[str]:
+    found = spec("worker", "worker-0", **options).variables(RolePlace("h", "z", FOLDER, cores=9), environment)
+    return {found.get(name, "") for name in THREADS}
+
+
+def test_a_role_has_the_threads_it_asked_for_or_its_share_of_the_cores() -> None:
+    assert threads({}, threads=4, sharing=2) == {"4"}
+    assert threads({}, sharing=2) == {"4"}
+    assert threads({}, sharing=3) == {"3"}
+    assert threads({}, sharing=20) == {"1"}
+    assert threads({"OMP_NUM_THREADS": "7"}, threads=4) == {"7", ""}, "the user's number is another one"
+    assert threads({}, threads=4, environment={"MKL_NUM_THREADS": "7"}) == {"7", ""}
