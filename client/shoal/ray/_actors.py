@@ -7,7 +7,12 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from shoal import errors
@@ -17,7 +22,7 @@ from shoal.ray._actor import RoleActor
 # Seconds for a call of an actor, which may be starting again, and for the end of an actor that was killed.
 CALL_S, _GONE_S = 30.0, 10.0
 # Seconds between two looks whether a role is ready, and between two whether the cluster stops while Ray has no room.
-_READY_S, _LOOK_S = 0.1, 1.0
+_READY_S, _LOOK_S = 0.1, 1
 _ACTOR = ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=8)(RoleActor)
 
 
@@ -89,11 +94,12 @@ class RoleActors:
             raise errors.StartFailed(
                 f"Ray's nodes are too small: {lacking}. Add nodes, start fewer roles, or change `resources`"
             )
-        for name, group in self._make_groups(wanted).items():
+        groups = self._make_groups(wanted)
+        for group in groups.values():
             while not group.wait(_LOOK_S):
                 self._check_goes_on()
                 if time.monotonic() >= deadline:
-                    pending = [it for it in wanted if _group_of(it.name) == name]
+                    pending = [it for it in wanted if _is_pending(groups[_group_of(it.name)])]
                     raise errors.StartFailed(
                         f"timed out waiting for resources: {waiting(pending, ray.available_resources())}; stop other "
                         "programs or raise start_timeout_s"
@@ -244,6 +250,10 @@ def _is_worker(name: str) -> bool:
 
 def _group_of(name: str) -> str:
     return name if _is_worker(name) else ""
+
+
+def _is_pending(group: PlacementGroup) -> bool:
+    return placement_group_table(group)["state"] != "CREATED"
 
 
 def _number(name: str) -> int:

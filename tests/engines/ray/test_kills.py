@@ -1,5 +1,6 @@
 """Cluster on Ray whose processes are killed: Ray starts them again under their names, and the job finishes."""
 
+import importlib
 import os
 import shutil
 import signal
@@ -18,7 +19,8 @@ import pytest
 import shoal
 from shoal import errors, optim
 from support import run_lengths
-from support.clusters.local import PROGRAMS
+from support.clusters.local import PROGRAMS, QUICK
+from support.ray.leftovers import watch_for_leftovers
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(600)]
@@ -29,6 +31,17 @@ BATCH, SIZE, STEP_S, EPOCHS = 8, 1_024, 0.05, 5 + 7 * KILLS
 # A role that dies ends its actor, so the short form kills the child of one actor.
 VICTIMS = [("worker-0", "actor"), ("server-0", "actor"), ("coordinator", "actor"), ("worker-1", "pid")]
 VICTIMS += run_lengths.size([], [("server-1", "pid"), ("coordinator", "pid")])
+
+
+@pytest.fixture(scope="module")
+def cluster(ray: Any) -> Iterator[Any]:
+    """Yields two servers and two workers, which leave nothing behind although they were killed."""
+    module: Any = importlib.import_module("shoal.ray")
+    note = watch_for_leftovers(ray, "kills")
+    with module.cluster(servers=2, workers=2, path=PROGRAMS, flags=QUICK, name="kills") as cluster:
+        yield cluster
+        check = note(cluster)
+    check()
 
 
 def paced(gate: Path, name: str) -> shoal.Job:
