@@ -99,7 +99,7 @@ class RoleActors:
             while not group.wait(_LOOK_S):
                 self._check_goes_on()
                 if time.monotonic() >= deadline:
-                    pending = [it for it in wanted if _is_pending(groups[_group_of(it.name)])]
+                    pending = [it for it in wanted if _is_pending(groups[_group_of(it.name)])] or wanted
                     raise errors.StartFailed(
                         f"timed out waiting for resources: {waiting(pending, ray.available_resources())}; stop other "
                         "programs or raise start_timeout_s"
