@@ -204,7 +204,8 @@ class RayCluster:
         roles.check_name()
         with ExitStack() as undo, wait_notice("the start of the cluster on Ray", self._starting):
             undo.callback(self.stop)
-            self._roles = roles
+            with self._lock:
+                self._roles = roles
             roles.place(wanted, deadline, wait_for_nodes=self._wait_for_nodes)
             self._certificates = ClusterCertificates()
             for request in wanted:
