@@ -110,23 +110,9 @@ def up(
         own |= {"page": bool(flags.page_listen(page_listen)), "flags": _page_flags("", page_hosts, page_read_only)}
         _up_on_ray(servers, workers, as_json, **shared, **own)
         return
-    cluster = LocalCluster(
-        servers,
-        workers,
-        **shared,
-        listen=listen,
-        page_listen=flags.page_listen(page_listen),
-        flags=_page_flags(page_listen, page_hosts, page_read_only),
-        log_dir=log_dir,
-        show_logs=log_dir is None,
-    )
-    with Output(as_json) as out, _until_interrupted():
-        if not as_json:
-            out.errors.print(_beginning(servers, workers))
-        with cluster:
-            announce(cluster, out, _login_link(cluster))
-            with saving_jobs(cluster, out, storage=bool(checkpoints)):
-                Supervisor(cluster, out).run()
+    shared |= {"listen": listen, "page_listen": flags.page_listen(page_listen), "log_dir": log_dir}
+    shared["flags"] = _page_flags(page_listen, page_hosts, page_read_only)
+    _up_here(servers, workers, as_json, **shared, show_logs=log_dir is None)
 
 
 @options.connected
@@ -214,6 +200,17 @@ def _state(member: MemberStatus, late_s: float) -> str:
 
 def _beginning(servers: int, workers: int) -> str:
     return f"starting a coordinator, {counted(servers, 'server')} and {counted(workers, 'worker')} ..."
+
+
+def _up_here(servers: int, workers: int, as_json: bool, **arguments: Any) -> None:
+    cluster = LocalCluster(servers, workers, **arguments)
+    with Output(as_json) as out, _until_interrupted():
+        if not as_json:
+            out.errors.print(_beginning(servers, workers))
+        with cluster:
+            announce(cluster, out, _login_link(cluster))
+            with saving_jobs(cluster, out, storage=bool(arguments["checkpoints"])):
+                Supervisor(cluster, out).run()
 
 
 def _up_on_ray(servers: int, workers: int, as_json: bool, **arguments: Any) -> None:

@@ -20,9 +20,9 @@ from shoal._system.logs import Log
 _log = Log(__name__)
 
 # Seconds between two looks at the child, and between two looks at the coordinator's address.
-_LOOK_S, _ADDRESS_S = 0.2, 5.0
+LOOK_S, ADDRESS_S = 0.2, 5.0
 # Seconds before a child or an actor that did not start is started again. Its predecessor may still have its port.
-_PAUSE_S = 1.0
+PAUSE_S = 1.0
 # Seconds that a role has to stop before it is killed, and those that a worker has to finish its batch.
 STOP_S, LEAVE_S = 10.0, 40.0
 # Seconds before an abandoned role folder is removed. Only the coordinator's holds state.
@@ -167,13 +167,13 @@ class RoleActor:
             self._failure = f"{reason}{_log_excerpt()}"
             return False
         _log.warning(reason)
-        return not self._ending.wait(_PAUSE_S)
+        return not self._ending.wait(PAUSE_S)
 
     def _exit_if_returned(self, error: BaseException) -> None:
         """Exits the process, so that Ray starts the actor again. After an exception, Ray may leave it as it is."""
         if self._returned:
             _log.warning("the role cannot start, and Ray starts its actor again", name=self._spec.name, reason=error)
-            self._exit_after(_PAUSE_S)
+            self._exit_after(PAUSE_S)
 
     def _exit_after(self, pause_s: float) -> None:
         """Exits the process after a pause, unless the actor is asked to end meanwhile."""
@@ -186,10 +186,10 @@ class RoleActor:
         Returns:
             The exit status; None if it was stopped.
         """
-        next_look = time.monotonic() + _ADDRESS_S
-        while (status := child.wait(_LOOK_S)) is None and not self._ending.is_set():
+        next_look = time.monotonic() + ADDRESS_S
+        while (status := child.wait(LOOK_S)) is None and not self._ending.is_set():
             if address and time.monotonic() >= next_look:
-                next_look = time.monotonic() + _ADDRESS_S
+                next_look = time.monotonic() + ADDRESS_S
                 now = self._ask_address(1.0)
                 if now and now != address:
                     _log.warning("the coordinator has moved", name=self._spec.name, address=now)
@@ -200,9 +200,9 @@ class RoleActor:
     def _find_coordinator(self) -> str:
         """Returns the address of the coordinator, when it is known. Empty for the coordinator itself."""
         while self._coordinator and not self._ending.is_set():
-            if address := self._ask_address(_ADDRESS_S):
+            if address := self._ask_address(ADDRESS_S):
                 return address
-            self._ending.wait(_LOOK_S)
+            self._ending.wait(LOOK_S)
         return ""
 
     def _ask_address(self, timeout_s: float) -> str:

@@ -3,6 +3,7 @@
 import errno
 import importlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from shoal import errors
-from shoal._engines import RoleSpec
+from shoal._engines import RoleSpec, pause_after_death
 from support.waiting import wait_until
 
 # The exit of a process is an exception of its thread here.
@@ -76,8 +77,10 @@ class Node:
         patch.setattr(_actor, "claim", lambda *_: folder)
         patch.setattr(_actor, "release", lambda _: None)
         patch.setattr(_actor, "RoleChild", self.start)
-        patch.setattr(_actor.os, "_exit", self.exit)
-        for name in ("_LOOK_S", "_ADDRESS_S", "_PAUSE_S"):
+        patch.setattr(
+            _actor, "os", SimpleNamespace(_exit=self.exit, environ=os.environ, getpid=os.getpid, cpu_count=int)
+        )
+        for name in ("LOOK_S", "ADDRESS_S", "PAUSE_S"):
             patch.setattr(_actor, name, 0.01)
 
     def start(self, arguments: list[str], variables: dict[str, str]) -> Child:
@@ -204,10 +207,11 @@ def test_no_child_starts_after_the_end(node: Node) -> None:
 def test_a_role_that_keeps_dying_is_started_later_each_time(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
-    def note(actor: Any, pause_s: float) -> None:
-        pauses.append(pause_s)
+    def note(folder: Path, lived_s: float) -> float:
+        pauses.append(pause_after_death(folder, lived_s))
+        return 0.0
 
-    monkeypatch.setattr(_actor.RoleActor, "_exit_after", note)
+    monkeypatch.setattr(_actor, "pause_after_death", note)
     for number in range(4):
         node.returned = number > 0
         actor = node.actor()
