@@ -1,4 +1,4 @@
-"""Pauses before the restart of a role that keeps dying. The count is in its folder, so it survives a new process."""
+"""Restart pauses of a role that keeps dying. The count is in its folder, so it survives a new process."""
 
 from contextlib import suppress
 from pathlib import Path

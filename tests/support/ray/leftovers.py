@@ -1,4 +1,4 @@
-"""What clusters on Ray leave behind on this machine: private folders, processes, and resources of Ray."""
+"""Leftovers of clusters on Ray on this machine: private folders, processes, and resources of Ray."""
 
 import re
 import tempfile
