@@ -53,9 +53,9 @@ class RayCluster:
         servers: number of servers.
         workers: number of workers.
         resources: what each role needs, by role: {"worker": {"CPU": 4, "GPU": 1}}. The default is 0.1 CPU for the
-            coordinator, 0.4 for a server and 0.5 for a worker. It also holds for the CPU of a role whose other
-            resources are given; an amount of 0 removes it. A role uses as many threads as it asks for CPUs. Without a
-            CPU of its own here, it uses the cores of its node divided by `workers`. At least 1.
+            coordinator, 0.4 for a server and 0.5 for a worker; another amount replaces it, and 0 removes it. A role
+            computes with as many threads as the CPUs that it has here. A role without CPUs here has its share of the
+            cores of its node: they are divided by `max_workers`. Each role has at least one thread.
         max_workers: largest number of workers. If it is more than `workers`, the cluster adds workers while its jobs
             can use them, and later removes idle ones. 0 means `workers`.
         idle_s: seconds of low demand before idle workers are removed.

@@ -6,7 +6,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -225,8 +224,7 @@ def test_a_role_that_keeps_dying_is_started_later_each_time(node: Node, monkeypa
 def test_a_number_of_threads_from_ray_is_left_out_and_that_of_a_user_stays(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: Callable[[], bytes] = lambda: b"PATH=/bin\0MKL_NUM_THREADS=3\0"  # noqa: E731
-    monkeypatch.setattr(_actor.Path, "read_bytes", lambda _: given())
+    monkeypatch.setattr(_actor.Path, "read_bytes", lambda _: b"PATH=/bin\0MKL_NUM_THREADS=3\0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("MKL_NUM_THREADS", "3")
     actor = node.actor()
