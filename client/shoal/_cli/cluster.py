@@ -100,7 +100,12 @@ def up(
     """
     shared: dict[str, Any] = {"checkpoints": checkpoints, "store": store, "log_level": log_level}
     shared |= {"path": path or ".", "allow_programs": allow_program or (), "trainer_env": trainer_env or ()}
-    on_engine = {"name": name, "namespace": namespace, "resources": resources, "max_workers": max_workers}
+    on_engine: dict[str, Any] = {
+        "name": name,
+        "namespace": namespace,
+        "resources": resources,
+        "max_workers": max_workers,
+    }
     on_engine |= {"idle_s": idle, "start_timeout_s": start_timeout, "wait_for_nodes": wait_for_nodes}
     with Output(as_json):
         own = ray_options.chosen(on, context, page_listen, on_engine)

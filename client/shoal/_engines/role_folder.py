@@ -19,6 +19,8 @@ from shoal import errors
 from shoal._system import private_files
 
 _RANDOM_BYTES = 8
+# By the folders of this process: the ends of the pipes for which their shells wait.
+_pipes: dict[Path, int] = {}
 # A shell that waits for the end of its standard input, which is a pipe from the process that owns the folder. Then it
 # removes the folder, unless another process renames it in time. An engine kills the children of a process, so the
 # shell is no child: the one that is started ends at once.
@@ -67,8 +69,10 @@ def claim(name: str, files: Mapping[str, bytes], kept_s: int) -> Path:
 
 
 def release(folder: Path) -> None:
-    """Removes a folder."""
+    """Removes a folder, and ends its shell."""
     shutil.rmtree(folder, ignore_errors=True)
+    if (writing := _pipes.pop(folder, None)) is not None:
+        os.close(writing)
 
 
 def _taken_over(earlier: Path, folder: Path) -> bool:
@@ -82,7 +86,7 @@ def _taken_over(earlier: Path, folder: Path) -> bool:
 
 
 def _watch(folder: Path, kept_s: int) -> None:
-    reading, _writing = os.pipe()  # the end for writing is closed when this process ends, in any way
+    reading, _pipes[folder] = os.pipe()  # the end for writing is closed when this process ends, in any way
     command = ["/bin/sh", "-c", _WATCH, "sh", str(folder), str(kept_s)]
     subprocess.run(command, stdin=reading, start_new_session=True, cwd="/", check=True)  # noqa: S603 - our own
     os.close(reading)

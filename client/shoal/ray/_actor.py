@@ -217,7 +217,7 @@ def _read_ports(file: Path) -> list[int]:
     with suppress(OSError, ValueError):
         match json.loads(file.read_text()):
             case [int(), int(), int()] as ports if all(0 <= port < 2**16 for port in ports):
-                return ports
+                return [*map(int, ports)]
     return [0, 0, 0]
 
 

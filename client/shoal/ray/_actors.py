@@ -161,13 +161,13 @@ class RoleActors:
                 Or the cluster stops.
         """
         deadline = time.monotonic() + timeout_s
-        report: dict[str, Any] = {}
-        while not (report := self.call(name, "ready", wait_s=max(0.0, deadline - time.monotonic()) + 5)):
+        while not (ready := self.call(name, "ready", wait_s=max(0.0, deadline - time.monotonic()) + 5)):
             if time.monotonic() >= deadline:
                 excerpt = self.call(name, "log_excerpt")
                 raise errors.StartFailed(f"{name} was not ready in time{excerpt}", name=name)
             self._check_goes_on()
             time.sleep(_READY_S)
+        report: dict[str, Any] = ready
         if "failure" in report:
             raise errors.StartFailed(report["failure"], name=name)
         return report
@@ -253,7 +253,7 @@ def _group_of(name: str) -> str:
 
 
 def _is_pending(group: PlacementGroup) -> bool:
-    return placement_group_table(group)["state"] != "CREATED"
+    return bool(placement_group_table(group)["state"] != "CREATED")
 
 
 def _number(name: str) -> int:

@@ -126,7 +126,7 @@ class RayCluster:
         self._roles: RoleActors | None = None  # while the cluster runs, as the next two
         self._certificates: ClusterCertificates | None = None
         self._scaler: Autoscaler | None = None
-        self._leaving: set[str] = set()  # workers that are being removed
+        self._draining: set[str] = set()  # workers that are being removed
 
     @property
     def address(self) -> str:
@@ -257,14 +257,14 @@ class RayCluster:
             name = ([it for it, busy in workers.items() if not busy] or [*workers] or [""])[-1]
         with self._lock:
             roles = self._running
-            if _role_of(name) != "worker" or name not in roles.handles or name in self._leaving:
+            if _role_of(name) != "worker" or name not in roles.handles or name in self._draining:
                 raise errors.BadRequest(f"there is no worker {name!r}; `actors` has the names")
-            self._leaving.add(name)
+            self._draining.add(name)
         try:
             roles.end([name], "leave", LEAVE_S + 5)
         finally:
             with self._lock:
-                self._leaving.discard(name)
+                self._draining.discard(name)
 
     def __enter__(self) -> "RayCluster":
         self.start()
@@ -339,7 +339,7 @@ class RayCluster:
             idle = {it.member for it in client.status().alive(Role.WORKER) if not it.job}
         workers = [name for name in self.actors if _role_of(name) == "worker"]
         with self._lock:
-            return {name: name not in idle for name in workers if name not in self._leaving}
+            return {name: name not in idle for name in workers if name not in self._draining}
 
     def _wanted_workers(self) -> int:
         """Returns the coordinator's metric."""

@@ -173,7 +173,7 @@ def test_a_constructor_that_fails_exits_in_a_returned_actor(
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2", "{}", '["a", 2, 3]', "[1, 2]", "[70000, 0, 0]"])
-def test_ports_that_cannot_be_read_are_chosen_anew(node: Node, content: str) -> None:
+def test_ports_that_cannot_be_read_chosen_again(node: Node, content: str) -> None:
     (node.folder / "ports.json").write_text(content)
     actor = node.actor("coordinator")
     ports = json.loads((node.folder / "ports.json").read_text())
@@ -204,10 +204,10 @@ def test_no_child_starts_after_the_end(node: Node) -> None:
 
 
 def test_a_role_that_keeps_dying_is_started_later_each_time(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
+    backoffs: list[float] = []
 
     def note(folder: Path, lived_s: float) -> float:
-        pauses.append(pause_after_death(folder, lived_s))
+        backoffs.append(pause_after_death(folder, lived_s))
         return 0.0
 
     monkeypatch.setattr(_actor, "pause_after_death", note)
@@ -216,9 +216,9 @@ def test_a_role_that_keeps_dying_is_started_later_each_time(node: Node, monkeypa
         actor = node.actor()
         node.child(number).be_ready()
         node.child(number).end(1)
-        wait_until(lambda: len(pauses) > number, what="the end of the actor")  # noqa: B023
+        wait_until(lambda: len(backoffs) > number, what="the end of the actor")  # noqa: B023
         actor.stop()
-    assert pauses == [0, 1, 2, 4]
+    assert backoffs == [0, 1, 2, 4]
 
 
 def test_a_number_of_threads_from_ray_is_left_out_and_that_of_a_user_stays(

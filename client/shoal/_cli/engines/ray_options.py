@@ -82,12 +82,12 @@ def chosen(on: str, context: typer.Context, page_listen: str | None, own: Mappin
         if given:
             raise errors.BadRequest(f"{_RAY[next(iter(given))]} has no effect without --on ray; leave it out")
         return {}
-    typed = [option for name, option in _LOCAL.items() if _is_typed(context, name)]
+    listed = [option for name, option in _LOCAL.items() if _is_typed(context, name)]
     if page_listen and _is_typed(context, "page_listen"):
-        typed.append("--page-listen with an address")
-    if typed:
+        listed.append("--page-listen with an address")
+    if listed:
         raise errors.BadRequest(
-            f"{typed[0]} has no effect with --on ray, which chooses the addresses and has the logs of its actors; "
+            f"{listed[0]} has no effect with --on ray, which chooses the addresses and has the logs of its actors; "
             "leave it out"
         )
     if "resources" in given:

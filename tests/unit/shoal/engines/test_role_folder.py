@@ -5,6 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from shoal import errors
@@ -35,12 +36,19 @@ def claimed(tmp_path: Path) -> Path:
     return found
 
 
+def shells(folder: Path) -> int:
+    """The number of processes that watch the folder."""
+    return sum(str(folder) in (it.info["cmdline"] or ()) for it in psutil.process_iter(["cmdline"]))
+
+
 def test_only_this_user_can_read_the_folder() -> None:
     folder = claim("role", {"key.pem": b"k"}, 0)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "key.pem").stat().st_mode & 0o777 == 0o600
+    assert shells(folder) == 1
     release(folder)
     assert not folder.exists()
+    wait_until(lambda: not shells(folder), what="the end of the shell")
 
 
 def test_a_folder_that_others_can_enter_is_not_taken_over(tmp_path: Path) -> None:

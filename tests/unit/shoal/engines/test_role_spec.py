@@ -56,8 +56,8 @@ def test_the_representation_has_no_secret() -> None:
     assert "secret" not in repr(spec("server", "server-0", environment={"TOKEN": "secret"}))
 
 
-def threads(environment: dict[str, str], **options: Any) -> set[str]:
-    found = spec("worker", "worker-0", **options).variables(RolePlace("h", "z", FOLDER, cores=9), environment)
+def threads(inherited: dict[str, str], **options: Any) -> set[str]:
+    found = spec("worker", "worker-0", **options).variables(RolePlace("h", "z", FOLDER, cores=9), inherited)
     return {found.get(name, "") for name in THREADS}
 
 
