@@ -108,6 +108,8 @@ class RoleActor:
             end(self._child)
         self._supervisor.join(STOP_S)
         release(self._folder)
+        for holder in self._reserved:
+            holder.close()
 
     def _choose_ports(self) -> tuple[int, int, int]:
         """Returns free ports for the coordinator, the same ones as before on the same node."""

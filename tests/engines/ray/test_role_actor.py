@@ -173,7 +173,7 @@ def test_a_constructor_that_fails_exits_in_a_returned_actor(
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2", "{}", '["a", 2, 3]', "[1, 2]", "[70000, 0, 0]"])
-def test_ports_that_cannot_be_read_chosen_again(node: Node, content: str) -> None:
+def test_ports_that_cannot_be_read_are_chosen_again(node: Node, content: str) -> None:
     (node.folder / "ports.json").write_text(content)
     actor = node.actor("coordinator")
     ports = json.loads((node.folder / "ports.json").read_text())
