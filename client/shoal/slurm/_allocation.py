@@ -1,5 +1,6 @@
 """The place of a task in its allocation, from the environment variables of Slurm or submitit (no I/O)."""
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from shoal._display import counted
 LOOPBACK = "127.0.0.1"
 _GROUP = re.compile(r"(?P<prefix>[^\[\],]*)(\[(?P<ranges>[^\]]*)\])?")
 _MOST_NODES = 100_000
+_NO_GPU = ("", "-1", "NoDevFiles")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,8 @@ class Allocation:
         host: the host by which other tasks reach this one.
         nodes: names of the nodes, in the order of the tasks.
         gpu: index of this task's GPU among those that it sees: tasks of a node take them in turn. None without GPUs.
+        job: id of Slurm's job. Empty without Slurm.
+        step: id of the job's step, which is the call of srun that started the tasks.
         in_slurm: whether Slurm started the task. Otherwise submitit did, on this machine.
     """
 
@@ -34,6 +38,8 @@ class Allocation:
     host: str = LOOPBACK
     nodes: tuple[str, ...] = (LOOPBACK,)
     gpu: int | None = None
+    job: str = ""
+    step: str = "0"
     in_slurm: bool = False
 
     @classmethod
@@ -54,17 +60,19 @@ class Allocation:
             return cls(run=run, attempt=f"{run}.{restarts}", rank=rank, tasks=tasks, gpu=_gpu(environment, rank))
         rank, tasks = (_number(environment, name) for name in ("SLURM_PROCID", "SLURM_NTASKS"))
         job = environment.get("SLURM_JOB_ID", "0")
-        starts = [environment.get(name, "0") for name in ("SLURM_RESTART_COUNT", "SLURM_STEP_ID")]
+        start, step = (environment.get(name, "0") for name in ("SLURM_RESTART_COUNT", "SLURM_STEP_ID"))
         nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
         host = environment.get("SLURMD_NODENAME", "")
         return cls(
             run=run or job,
-            attempt=".".join([run or job, *starts, str(restarts)]),
+            attempt=".".join((run or job, start, step, str(restarts))),
             rank=rank,
             tasks=tasks,
             host=host or LOOPBACK,
             nodes=expand_nodes(nodes) or (host or LOOPBACK,),
             gpu=_gpu(environment, int(environment.get("SLURM_LOCALID", "0"))),
+            job=environment.get("SLURM_JOB_ID", ""),
+            step=step,
             in_slurm=True,
         )
 
@@ -130,8 +138,10 @@ def expand_nodes(text: str) -> tuple[str, ...]:
 
 def _gpu(environment: Mapping[str, str], number: int) -> int | None:
     """Returns the index of the GPU of a task with this number among those of its node."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-    return number % len(visible.split(",")) if visible else None
+    visible = [each.strip() for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    # CUDA ignores all devices from the first invalid one on. Slurm sets NoDevFiles for a task without GPUs.
+    seen = list(itertools.takewhile(lambda each: each not in _NO_GPU, visible))
+    return number % len(seen) if seen else None
 
 
 def _split(text: str) -> list[str]:

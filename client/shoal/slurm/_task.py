@@ -37,9 +37,10 @@ def run_task(folder: RunFolder, place: Allocation, *, hold_s: float = 0.0) -> No
 
     Raises:
         Unfinished: task 0 received a signal before the job ended.
+        JobRunning: another allocation has the folder.
         JobFailed, Cancelled: the job failed or was cancelled. Only task 0 raises it.
         BadRequest: the allocation is too small, or the folder has no run.
-        StartFailed: a task is missing or cannot go on.
+        StartFailed: a task is missing, or failed.
     """
     role, index = "task", place.rank
     with EndSignals() as signals:
@@ -72,7 +73,7 @@ def run_helper(folder: RunFolder, place: Allocation) -> None:
     """
     configure_logging("console", "info", task=str(place.rank), role="worker")
     with EndSignals() as signals:
-        name = f"worker-{place.run}-{place.rank}"
+        name = f"worker-{place.run}-{place.step}-{place.rank}"  # a job can have several steps of workers
         MemberTask("worker", place.rank, folder.plan(), place, folder, signals, helper=name).run()
 
 

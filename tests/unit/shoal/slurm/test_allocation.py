@@ -58,6 +58,7 @@ def test_the_place_comes_from_slurm() -> None:
     assert (place.rank, place.tasks, place.run, place.attempt) == (3, 5, "417", "417.0.0.0")
     assert (place.host, place.nodes, place.listen) == ("gpu08", ("gpu07", "gpu08"), "0.0.0.0:0")
     assert place.in_slurm
+    assert (place.job, place.step) == ("417", "0")
     assert place.gpu is None
 
 
@@ -74,6 +75,12 @@ def test_each_start_is_another_attempt_of_the_same_run() -> None:
 def test_tasks_take_the_gpus_that_they_see_in_turn() -> None:
     assert Allocation.find({**TASK, "CUDA_VISIBLE_DEVICES": "0,1,2,3"}).gpu == 1
     assert Allocation.find({**TASK, "CUDA_VISIBLE_DEVICES": "2"}).gpu == 0
+    assert Allocation.find({**TASK, "CUDA_VISIBLE_DEVICES": "2,-1,3"}).gpu == 0  # CUDA ignores what follows -1
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
+def test_a_task_that_sees_no_gpu_has_none(visible: str) -> None:
+    assert Allocation.find({**TASK, "CUDA_VISIBLE_DEVICES": visible}).gpu is None
 
 
 def test_submitits_local_executor_comes_before_the_allocation_that_it_runs_in() -> None:
