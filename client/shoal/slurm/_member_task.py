@@ -18,8 +18,9 @@ _log = Log(__name__)
 POLL_S = 0.5
 # Seconds between two checks whether the coordinator accepts connections, and the longest of them.
 _CHECK_S, _CONNECT_S = 5.0, 2.0
-# Seconds for which a task stays after the servers have had their time to save.
-_MARGIN_S = 30.0
+# Seconds for which a task stays after the servers have had their time to save. A node can see a new file up to a minute
+# later, so only then it is certain that task 0 has received no signal.
+_MARGIN_S = 90.0
 
 
 class MemberTask:
@@ -60,7 +61,8 @@ class MemberTask:
         """Runs the role until the run ends, or the allocation.
 
         Raises:
-            StartFailed: the coordinator was not found or does not answer any more, or the role died too often.
+            StartFailed: the coordinator was not found or does not answer any more, the role died too often, or this
+                task alone was asked to end.
         """
         found = self._await_coordinator()
         if found is None:
@@ -75,7 +77,7 @@ class MemberTask:
         """Looks after the role until it should end."""
         asked_at: float | None = None
         answered_at = checked_at = self._clock()
-        while not role.left:
+        while True:
             time.sleep(POLL_S)
             now = self._clock()
             phase = self._phase()
@@ -86,8 +88,11 @@ class MemberTask:
                 if self._drains:
                     role.drain()
                 if now - asked_at > self._plan.save_timeout_s + _MARGIN_S:
+                    self._refuse_lone_end(phase)
                     return
             role.poll()
+            if role.left and (phase is Phase.STOPPING or not self._signals.received or not self._attempt):
+                return
             if now - checked_at >= _CHECK_S:
                 checked_at = now
                 if _accepts(coordinator):
@@ -99,6 +104,14 @@ class MemberTask:
                         "from its newest checkpoint"
                     )
 
+    def _refuse_lone_end(self, phase: Phase) -> None:
+        """Raises StartFailed if the run goes on without this task: the job could wait for it in vain."""
+        if phase is Phase.RUNNING and self._attempt:
+            raise errors.StartFailed(
+                f"{self.name} received a signal to end, but task 0 did not, so the run ends; send signals to all tasks "
+                "of the step. Start the run again to go on from its newest checkpoint"
+            )
+
     def _await_coordinator(self) -> Announcement | None:
         """Returns where the coordinator is, or None if this task is not needed any more."""
         deadline = self._clock() + self._plan.start_timeout_s
@@ -109,7 +122,7 @@ class MemberTask:
             if found is not None and found.address and found.phase is Phase.RUNNING:
                 return found
             if self._attempt and (failures := self._folder.failures(self._attempt)):
-                raise errors.StartFailed(f"a task of the run could not go on. {' '.join(failures)}")
+                raise errors.StartFailed(f"a task failed: {' '.join(failures)}")
             if self._clock() >= deadline:
                 raise errors.StartFailed(
                     f"{self.name} found no coordinator within {self._plan.start_timeout_s:g} s: task 0, on the node "
