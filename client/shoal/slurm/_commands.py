@@ -1,15 +1,20 @@
-"""The commands `python -m shoal.slurm prepare|task|workers`: a run without submitit, for scripts of sbatch."""
+"""The commands `python -m shoal.slurm prepare|task|unfinished|workers|env`: a run without submitit, for sbatch."""
 
-from collections.abc import Callable
+import os
+import shlex
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from shoal import errors
 from shoal._cli.job_options import with_job_options
 from shoal._cli.output import Output
+from shoal._engines import ROLES
 from shoal.job import Job
-from shoal.slurm._run_folder import RunFolder, RunPlan
+from shoal.slurm._requeue import refusal
+from shoal.slurm._run_folder import Phase, RunFolder, RunPlan
 from shoal.slurm._signals import UNFINISHED
 from shoal.slurm._submission import program_folders
 from shoal.slurm._task import Unfinished, place_here, run_helper, run_task
@@ -30,24 +35,38 @@ def prepare(
         typer.Option(help="Folder to import programs from. Repeatable. Default: the working directory."),
     ] = None,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds for which tasks wait for each other.")] = 300.0,
-    save_timeout: Annotated[float, typer.Option(min=1, help="Seconds that servers may take to save the job.")] = 60.0,
+    save_timeout: Annotated[
+        float,
+        typer.Option(min=1, help="Seconds that servers may take to save the job. sbatch --signal needs 50 more."),
+    ] = 60.0,
     device: Annotated[
         str, typer.Option(help="Device of each worker. Default: tasks take the GPUs that they see in turn.")
     ] = "",
+    flag: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=OPTION",
+            help=f"Further option of a role, such as server=--log-level=info. Repeatable. Roles: {', '.join(ROLES)}.",
+        ),
+    ] = None,
 ) -> None:
     """Writes the job to the folder of the run, with new certificates if it has none. Give the job a --name."""
     with Output(as_json=False):
-        wanted = job()
+        wanted, flags = job(), parse_flags(flag or ())
+        if device:
+            flags.setdefault("worker", []).extend(("--device", device))
         plan = RunPlan(
             job=wanted,
             servers=servers,
             workers=wanted.workers,
             path=program_folders(path or "."),
-            flags={"worker": ["--device", device]} if device else {},
+            flags=flags,
             start_timeout_s=start_timeout,
             save_timeout_s=save_timeout,
         )
-        RunFolder(folder).prepare(plan)
+        files = RunFolder(folder)
+        files.refuse_second(os.environ.get("SLURM_JOB_ID", ""))
+        files.prepare(plan)
 
 
 @app.command()
@@ -61,10 +80,58 @@ def task(folder: _RunPath) -> None:
 
 
 @app.command()
+def unfinished(
+    folder: _RunPath,
+    attempts: Annotated[
+        int, typer.Option(min=1, help="Allocations in a row without a new checkpoint after which the run ends.")
+    ] = 3,
+) -> None:
+    """Exits with the status 0 if this allocation ended before the job and should be requeued, else with 1."""
+    with Output(as_json=False):
+        job, restarts = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")
+        if not job:
+            raise errors.BadRequest("SLURM_JOB_ID is not set; run this command in a script of sbatch")
+        if reason := refusal(RunFolder(folder), job, restarts, attempts):
+            typer.echo(reason, err=True)
+            raise SystemExit(1)
+
+
+@app.command()
+def env(folder: _RunPath) -> None:
+    """Prints the environment variables with which `shoal` uses the run's cluster, as commands of a shell."""
+    with Output(as_json=False):
+        files = RunFolder(folder)
+        files.plan()
+        said = files.announced()
+        if said is None or said.phase is Phase.ENDED or not said.address:
+            raise errors.Unreachable(f"the coordinator of the run in {files.path} does not run; try again later")
+        for name, value in {**files.tls("admin"), "SHOAL_COORDINATOR": said.address}.items():
+            typer.echo(f"export {name}={shlex.quote(value)}")
+
+
+@app.command()
 def workers(folder: _RunPath) -> None:
     """Runs one more worker for a run that goes on in another allocation. The job needs a larger --max-workers."""
     with Output(as_json=False):
         run_helper(RunFolder(folder), place_here())
 
 
-__all__ = ["app"]
+def parse_flags(given: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the further options by role.
+
+    Args:
+        given: ROLE=OPTION each.
+
+    Raises:
+        BadRequest: a text has another form.
+    """
+    flags: dict[str, list[str]] = {}
+    for text in given:
+        role, equals, option = text.partition("=")
+        if role not in ROLES or not equals:
+            raise errors.BadRequest(f"--flag {text!r} is not ROLE=OPTION; use one of the roles {', '.join(ROLES)}")
+        flags.setdefault(role, []).append(option)
+    return flags
+
+
+__all__ = ["app", "parse_flags"]

@@ -1,14 +1,16 @@
 """Task 0: it runs the coordinator, submits the job, waits for its end, and tells the other tasks what to do."""
 
+import hashlib
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 
 from shoal import errors
+from shoal._engines import claim, release
 from shoal._system import listed
 from shoal._system.logs import Log
 from shoal.checkpoint_policy import AUTO
@@ -16,9 +18,10 @@ from shoal.checkpoints import Checkpoint, Checkpoints
 from shoal.client import Client, JobHandle
 from shoal.job import Job
 from shoal.slurm._allocation import Allocation
+from shoal.slurm._claim import FolderClaim
 from shoal.slurm._member_task import POLL_S
 from shoal.slurm._options import coordinator_flags, role_environment
-from shoal.slurm._role_runner import RoleRunner
+from shoal.slurm._role_runner import STOP_S, RoleRunner
 from shoal.slurm._run_folder import Announcement, Phase, RunFolder, RunPlan
 from shoal.slurm._signals import EndSignals
 from shoal.status import JobState, JobStatus, Role
@@ -29,6 +32,11 @@ _log = Log(__name__)
 # Seconds for which a call is repeated while the coordinator does not answer, for which the other tasks may take to
 # leave, and that servers get beyond their own limit.
 _RETRY_S, _LEAVE_S, _MARGIN_S = 2.0, 20.0, 10.0
+# Seconds from the signal to the end of all tasks, beyond those that servers may take to save: the last 10 s are for a
+# busy file system and for the requeue.
+END_S = _MARGIN_S + _LEAVE_S + STOP_S + 10.0
+# Seconds for which the private folder stays when this process was killed, since the coordinator ends a little later.
+_KEPT_S = 5
 
 
 class CoordinatorTask:
@@ -53,6 +61,7 @@ class CoordinatorTask:
         self._plan, self._place, self._folder, self._signals, self._clock = plan, place, folder, signals, clock
         self._said = Announcement(run=place.run, attempt=place.attempt, address="")
         self._handle: JobHandle | None = None
+        self._claim: FolderClaim  # of `run`
 
     def run(self) -> JobStatus | None:
         """Runs the coordinator until the job has ended or a signal comes.
@@ -61,29 +70,34 @@ class CoordinatorTask:
             The status of the job, which has ended; None if a signal came before that.
 
         Raises:
-            StartFailed: a task is missing or could not go on.
-            JobRunning: another allocation runs this run.
+            StartFailed: a task is missing, or failed.
+            JobRunning: another allocation runs this run, or has taken it over.
             ShoalError: the coordinator refused the job.
         """
-        if ended := self._folder.outcome(self._place.run):  # it was requeued after its end
-            self._announce(Phase.ENDED)
-            return ended
-        self._folder.refuse_second(self._place.run)
-        with ExitStack() as undo:
+        with self._folder.claim(self._place) as self._claim, ExitStack() as undo:
             undo.callback(self._announce, Phase.ENDED)
-            state = tempfile.mkdtemp(prefix="shoal-slurm-")
-            undo.callback(shutil.rmtree, state, ignore_errors=True)
+            self._folder.forget_failed_job(self._place.run)  # whoever requeues it has mended it
+            if ended := self._folder.outcome(self._place.run):  # it was requeued after its end
+                return ended
+            return self._run_coordinator(self._folder.newest_checkpoint())
+
+    def _run_coordinator(self, newest: int) -> JobStatus | None:
+        """Runs the coordinator; see `run`. `newest` is the number of the newest checkpoint."""
+        with ExitStack() as undo:
+            state = self._state_folder()
+            undo.callback(release, state)
             coordinator = undo.enter_context(
                 RoleRunner(
                     "coordinator",
                     "coordinator",
-                    lambda earlier: coordinator_flags(self._plan, self._place, self._folder, state, earlier),
-                    role_environment("coordinator", os.environ, self._folder, state),
+                    lambda earlier: coordinator_flags(self._plan, self._place, self._folder, str(state), earlier),
+                    role_environment("coordinator", os.environ, self._folder, str(state)),
                     start_timeout_s=self._plan.start_timeout_s,
                 )
             )
             while not coordinator.address:
                 if self._signals.received:
+                    self._folder.mark_unfinished(self._place.attempt, newest)
                     return None
                 coordinator.poll()
                 time.sleep(POLL_S)
@@ -92,15 +106,21 @@ class CoordinatorTask:
             undo.callback(self._end, client)
             self._announce(Phase.RUNNING)
             _log.info("the coordinator runs", address=coordinator.address, page=coordinator.page)
-            return self._train(coordinator, client)
+            if ended := self._train(coordinator, client):
+                return ended
+            # Before the servers save: Slurm may kill this task meanwhile.
+            self._folder.mark_unfinished(self._place.attempt, newest)
+            self._save(coordinator, client)
+            return None
 
     def _train(self, coordinator: RoleRunner, client: Client) -> JobStatus | None:
         """Submits the job when all members are there, and waits for its end, a failure or a signal."""
         deadline = self._clock() + self._plan.start_timeout_s
         while not self._signals.received:
             coordinator.poll()
+            self._claim.check()
             if failures := self._folder.failures(self._place.attempt):
-                raise errors.StartFailed(f"a task of the run could not go on. {' '.join(failures)}")
+                raise errors.StartFailed(f"a task failed: {' '.join(failures)}")
             with suppress(errors.Unreachable, errors.DeadlineExceeded):
                 if self._handle is None:
                     self._submit(client, self._clock() > deadline)
@@ -113,8 +133,14 @@ class CoordinatorTask:
                     "its log above may say why. Start the run again to go on from its newest checkpoint"
                 )
             time.sleep(POLL_S)
-        self._save(coordinator, client)
         return None
+
+    def _state_folder(self) -> Path:
+        """Returns an empty private folder on this node, in place of one that a killed start of the run has left."""
+        folder = claim(f"shoal-slurm-{hashlib.sha256(bytes(self._folder.path)).hexdigest()[:16]}", {}, _KEPT_S)
+        for left in folder.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        return folder
 
     def _submit(self, client: Client, late: bool) -> None:
         """Submits the job if all members are there. Raises StartFailed if it is too late for those that are missing."""
@@ -155,6 +181,8 @@ class CoordinatorTask:
 
     def _end(self, client: Client) -> None:
         """Tells the other tasks that the run has ended, and waits until they have left: the coordinator is next."""
+        if not self._claim.held:
+            return  # the others do not read it
         self._announce(Phase.ENDED)
         self._await_absence(client, (Role.SERVER, Role.WORKER), self._clock() + _LEAVE_S)
 
@@ -170,7 +198,9 @@ class CoordinatorTask:
             time.sleep(POLL_S)
 
     def _announce(self, phase: Phase) -> None:
-        if self._said.phase is not phase or phase is Phase.RUNNING:
+        if self._claim.held and (self._said.phase is not phase or phase is Phase.RUNNING):
+            if phase is Phase.ENDED:
+                self._claim.end()
             self._said = replace(self._said, phase=phase)
             self._folder.announce(self._said)
 

@@ -12,7 +12,7 @@ from shoal._system.logs import Log
 _log = Log(__name__)
 
 # Seconds that a role has to stop before it is killed.
-_STOP_S = 10.0
+STOP_S = 10.0
 
 
 class RoleRunner:
@@ -81,7 +81,7 @@ class RoleRunner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._child.stop(_STOP_S)
+        self._child.stop(STOP_S)
 
     def _launch(self) -> RoleChild:
         self._started = self._clock()
@@ -100,4 +100,4 @@ class RoleRunner:
         _log.warning(f"{self._name} ended and is started again", status=status, in_s=round(death.restart_at - now, 1))
 
 
-__all__ = ["RoleRunner"]
+__all__ = ["STOP_S", "RoleRunner"]

@@ -5,7 +5,9 @@
     certificates/       a CA, and a certificate and a key for each access role, as `shoal certs init` makes them
     checkpoints/        the checkpoints of the job
     outcomes/           the last status of the job, for each allocation in which it ended
-    failures/           why a task could not go on
+    failures/           why a task failed
+    claims/             the allocation that has the folder
+    unfinished/         the newest checkpoint at the start of each allocation that ended before the job
     submitit/           the files and logs of submitit
 
 Only the user of the run can access it. Files are replaced in one step, so that no task reads half of one.
@@ -25,18 +27,18 @@ from shoal import errors
 from shoal._display import counted
 from shoal._security import VARIABLES, Credentials
 from shoal._system import atomic_write, private_files
+from shoal.checkpoints import Checkpoint, Checkpoints
 from shoal.client import Client
 from shoal.job import Job
-from shoal.status import JobStatus
+from shoal.slurm._allocation import Allocation
+from shoal.slurm._claim import FolderClaim, refuse_other
+from shoal.status import JobState, JobStatus
 from shoal.v1 import job_pb2
 
-_PLAN, _COORDINATOR, _CERTIFICATES, _OUTCOMES, _FAILURES = (
-    "run.json",
-    "coordinator.json",
-    "certificates",
-    "outcomes",
-    "failures",
-)
+_PLAN, _COORDINATOR = "run.json", "coordinator.json"
+_CERTIFICATES, _CLAIMS = "certificates", "claims"
+_OUTCOMES, _FAILURES, _UNFINISHED = "outcomes", "failures", "unfinished"
+_FOLDERS = (_OUTCOMES, _FAILURES, _UNFINISHED, _CLAIMS)
 
 
 class Phase(enum.Enum):
@@ -129,10 +131,12 @@ class RunFolder:
         """Creates what is missing in the folder, and writes the plan.
 
         Raises:
-            BadRequest: others can write to the folder, it cannot be written, or it has the run of another job.
+            BadRequest: others can access the folder, it cannot be written, or it has the run of another job.
         """
         try:
             private_files.make_folder(self.path)
+            if self.path.stat().st_uid == os.geteuid() and not any(self.path.iterdir()):
+                self.path.chmod(0o700)  # nobody uses it yet
             self._check_private()
             if (self.path / _PLAN).exists() and (earlier := self.plan().job.name) != plan.job.name:
                 raise errors.BadRequest(
@@ -140,12 +144,11 @@ class RunFolder:
                     f"{earlier} to go on with it, or name another folder",
                     folder=self.path,
                 )
-            for folder in (self.checkpoints, self.submitit, self.path / _OUTCOMES, self.path / _FAILURES):
+            for folder in (self.checkpoints, self.submitit, *map(self.path.joinpath, _FOLDERS)):
                 private_files.make_folder(folder)
-            if not (self.path / _CERTIFICATES).exists():
-                from shoal._security.certificates import make_certificates  # noqa: PLC0415 - slow
+            from shoal.slurm._certificates import ensure_certificates  # noqa: PLC0415 - slow
 
-                make_certificates(self.path / _CERTIFICATES)
+            ensure_certificates(self.path / _CERTIFICATES)
             wanted = {name: getattr(plan, name) for name in RunPlan.__slots__ if name != "job"}
             job = base64.b64encode(plan.job.to_proto().SerializeToString(deterministic=True)).decode()
             self._write(_PLAN, json.dumps({"name": plan.job.name, **wanted, "job": job}, indent=2).encode())
@@ -160,7 +163,7 @@ class RunFolder:
         """Returns the plan that `prepare` wrote.
 
         Raises:
-            BadRequest: the folder has no readable plan, or others can write to it.
+            BadRequest: the folder has no readable plan, or others can access it.
         """
         try:
             self._check_private()
@@ -197,12 +200,35 @@ class RunFolder:
         written = self._read(f"{_OUTCOMES}/{run}")
         return None if written is None else JobStatus.from_proto(job_pb2.JobStatus.FromString(written))
 
+    def forget_failed_job(self, run: str) -> None:
+        """Forgets that the job failed in a run, which is started again."""
+        if (ended := self.outcome(run)) and ended.state is JobState.FAILED:
+            (self.path / _OUTCOMES / run).unlink()
+
+    def newest_checkpoint(self) -> int:
+        """Returns the number of the newest checkpoint of the job, 0 if there is none."""
+        found = Checkpoints(self.checkpoints).list(self.plan().job.name)
+        return max((each.number for each in found if isinstance(each, Checkpoint)), default=0)
+
+    def mark_unfinished(self, attempt: str, checkpoint: int) -> None:
+        """Notes that an attempt ends before the job.
+
+        Args:
+            attempt: id of the start of the tasks.
+            checkpoint: number of the newest checkpoint at that time.
+        """
+        self._write(f"{_UNFINISHED}/{attempt}", str(checkpoint).encode())
+
+    def unfinished(self, run: str) -> list[int]:
+        """Returns the newest checkpoint at the start of each unfinished attempt of a run, or of one start of it."""
+        return [int(file.read_text()) for file in (self.path / _UNFINISHED).glob(f"{run}.*")]
+
     def report_failure(self, attempt: str, name: str, reason: str) -> None:
-        """Keeps the reason why a task cannot go on, for the other tasks and for `SlurmRun.wait`."""
+        """Keeps the reason why a task failed, for the other tasks and for `SlurmRun.wait`."""
         self._write(f"{_FAILURES}/{attempt}.{name}", f"{name}: {reason}".encode())
 
     def failures(self, run: str) -> list[str]:
-        """Returns why tasks of a run, or of one attempt of it, could not go on."""
+        """Returns why tasks of a run, or of one attempt of it, failed."""
         found = sorted((self.path / _FAILURES).glob(f"{run}.*"))
         return [file.read_text() for file in found]
 
@@ -221,6 +247,10 @@ class RunFolder:
         found = Credentials.find(environment=self.tls("admin"))
         return Client(address, retry_for_s=retry_for_s, credentials=found.with_token(lambda: ""))
 
+    def claim(self, place: Allocation) -> FolderClaim:
+        """Returns the claim of an attempt, without which it must not write to the folder; see `FolderClaim.take`."""
+        return FolderClaim.take(self.path / _CLAIMS, place)
+
     def refuse_second(self, run: str = "") -> None:
         """Checks that no other submission of the run goes on: both would write the checkpoints.
 
@@ -228,28 +258,18 @@ class RunFolder:
             run: id of the submission that asks; see `Allocation`.
 
         Raises:
-            JobRunning: the coordinator of another one answers.
+            JobRunning: another one has the folder.
         """
-        said = self.announced()
-        if said is None or not said.address or said.phase is Phase.ENDED or said.run == run:
-            return
-        try:
-            with self.client(said.address, retry_for_s=0.0) as client:
-                client.status()
-        except errors.ShoalError:
-            return  # it was killed, or this machine cannot reach it
-        raise errors.JobRunning(
-            f"the run in {self.path} goes on in another allocation ({said.run}), with a coordinator at {said.address}; "
-            "wait for its end or cancel it, or name another folder"
-        )
+        refuse_other(self.path / _CLAIMS, run)
 
     def _check_private(self) -> None:
-        """Raises BadRequest if another user can write to the folder, who could then change what the tasks run."""
+        """Raises BadRequest if another user can access the folder, who could then act as a role of the run."""
         status = self.path.stat()
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(status.st_mode)
+        if status.st_uid != os.geteuid() or mode & 0o077:
             raise errors.BadRequest(
-                f"{self.path} belongs to user {status.st_uid} and has the mode {stat.S_IMODE(status.st_mode):o}, so "
-                f"others than user {os.geteuid()} can change the run; name a folder of your own, with the mode 700",
+                f"{self.path} belongs to user {status.st_uid} and has the mode {mode:o}, so others than user "
+                f"{os.geteuid()} can access the run; name a new folder, or run: chmod 700 {self.path}",
                 folder=self.path,
             )
 

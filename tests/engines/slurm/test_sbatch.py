@@ -1,8 +1,9 @@
-"""The recipe for sbatch, with programs that stand for `srun` and `scontrol`: nothing here is Slurm, or needs submitit.
+"""The recipe for sbatch, with fake `srun` and `scontrol` programs: nothing here is Slurm, or needs submitit.
 
 The node of the tasks has a name, so the roles listen on all interfaces, with TLS.
 """
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from digits import Digits
 import shoal
 from shoal import errors
 from shoal._security import Credentials
+from shoal.slurm._coordinator_task import END_S
 from shoal.slurm._run_folder import RunFolder
 from support.clusters.given_access import check_colleagues_get_access
 from support.slurm.programs import FakeSlurm
@@ -35,7 +37,7 @@ class Batch:
     """The recipe as a process, as Slurm runs it on the first node.
 
     Args:
-        folder: folder for the programs that stand for Slurm, and for the log.
+        folder: folder for the fake programs of Slurm, and for the log.
         tasks: number of tasks of the allocation.
     """
 
@@ -55,7 +57,7 @@ class Batch:
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 ["bash", str(RECIPE), *arguments],
-                env=self.variables(**({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {})),
+                env=self.variables(SLURM_RESTART_COUNT=str(restarts)),
                 stdout=log,
                 stderr=log,
             )
@@ -91,6 +93,7 @@ def test_the_recipe_trains_is_requeued_and_goes_on(batch: Batch, tmp_path: Path)
     script = batch.start(epochs=100_000)
     batch.await_steps(100)
     check_access(batch.run, tmp_path)
+    check_the_variables_of_the_cluster(batch.run)
     check_a_worker_of_another_allocation_joins(batch)
     srun(script).send_signal(signal.SIGUSR2)  # before the time limit
     assert script.wait(timeout=60) == 75, batch.log
@@ -127,6 +130,13 @@ def check_access(run: RunFolder, folder: Path) -> None:
             stranger.status()
 
 
+def check_the_variables_of_the_cluster(run: RunFolder) -> None:
+    module = f"{shlex.quote(sys.executable)} -m shoal"
+    script = f'eval "$({module}.slurm env --folder {run.path})" && {module} jobs'
+    listed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert "digits" in listed.stdout
+
+
 def check_a_worker_of_another_allocation_joins(batch: Batch) -> None:
     said = batch.run.announced()
     assert said is not None
@@ -136,7 +146,7 @@ def check_a_worker_of_another_allocation_joins(batch: Batch) -> None:
     )
     with batch.run.client(said.address) as client:
         wait_until(
-            lambda: "worker-500-0" in client.job("digits").status().workers, timeout_s=60, what="a second worker"
+            lambda: "worker-500-0-0" in client.job("digits").status().workers, timeout_s=60, what="a second worker"
         )
         helper.send_signal(signal.SIGTERM)
         assert helper.wait(timeout=60) == 0
@@ -149,6 +159,19 @@ def test_too_few_tasks_end_at_once_and_say_what_is_missing(tmp_path: Path) -> No
     assert "has 2 tasks, but a coordinator, 1 server and 1 worker need 3: 1 task more" in batch.log
     assert "--ntasks=3" in batch.log
     assert not batch.slurm.asked
+
+
+def test_a_run_is_requeued_though_a_task_was_slow_and_killed(batch: Batch) -> None:
+    """srun then returns the status of the killed task, not that of task 0."""
+    batch.slurm.replace("srun", f"echo 0 > {batch.run.path}/unfinished/417.$SLURM_RESTART_COUNT.0.0\nexit 137")
+    for restarts in range(3):
+        assert batch.start(epochs=1, restarts=restarts).wait(timeout=60) == 137
+    assert batch.slurm.asked == ["requeue 417"] * 2
+    assert "3 allocations in a row ended without a new checkpoint" in batch.log
+    batch.slurm.replace("srun", "exit 137")
+    assert batch.start(epochs=1, restarts=3).wait(timeout=60) == 137
+    assert len(batch.slurm.asked) == 2
+    assert "its tasks were not asked to end, so one has failed" in batch.log
 
 
 def test_a_task_without_a_coordinator_ends_and_says_where_it_looked(batch: Batch) -> None:
@@ -174,6 +197,6 @@ def test_the_recipe_asks_slurm_for_what_the_run_needs() -> None:
         if line.startswith("#SBATCH")
     )
     assert options["signal"].startswith("USR2@")
-    assert int(options["signal"].removeprefix("USR2@")) >= 60 + 20  # what servers may take to save, and an end
+    assert int(options["signal"].removeprefix("USR2@")) >= 60 + END_S  # what servers may take to save, and an end
     assert options["open-mode"] == "append"
     assert "requeue" in options

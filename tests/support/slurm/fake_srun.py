@@ -1,4 +1,4 @@
-"""A program that stands for `srun`: it starts the tasks on this machine, and passes signals on to each of them.
+"""A fake `srun`: it starts the tasks on this machine, and passes signals on to each of them.
 
     fake_srun.py [--kill-on-bad-exit=1] [--output FILE] [--error FILE] COMMAND ...
 

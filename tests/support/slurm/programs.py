@@ -1,4 +1,4 @@
-"""Programs that stand for those of Slurm, and the environment variables of an allocation."""
+"""Fake programs of Slurm, and the environment variables of an allocation."""
 
 import os
 import shlex
@@ -21,9 +21,9 @@ class FakeSlurm:
         self._programs, self._asked = folder / "bin", folder / "scontrol.log"
         self._programs.mkdir()
         srun = shlex.join([sys.executable, str(Path(__file__).with_name("fake_srun.py"))])
-        self._add("srun", f'exec {srun} "$@"')
-        self._add("sbatch", f"echo Submitted batch job {JOB_ID}")
-        self._add("scontrol", f'echo "$@" >> {shlex.quote(str(self._asked))}')
+        self.replace("srun", f'exec {srun} "$@"')
+        self.replace("sbatch", f"echo Submitted batch job {JOB_ID}")
+        self.replace("scontrol", f'echo "$@" >> {shlex.quote(str(self._asked))}')
 
     @property
     def path(self) -> str:
@@ -40,6 +40,7 @@ class FakeSlurm:
         slurm = {"SLURM_JOB_ID": JOB_ID, "SLURM_NTASKS": str(tasks), "SLURM_JOB_NODELIST": "localhost"}
         return {**os.environ, **slurm, "PATH": self.path, "SHOAL_PYTHON": sys.executable, **changes}
 
-    def _add(self, name: str, line: str) -> None:
-        (self._programs / name).write_text(f"#!/bin/sh\n{line}\n")
+    def replace(self, name: str, lines: str) -> None:
+        """Sets what a program does: lines of a shell."""
+        (self._programs / name).write_text(f"#!/bin/sh\n{lines}\n")
         (self._programs / name).chmod(0o755)

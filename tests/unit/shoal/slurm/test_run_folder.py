@@ -8,8 +8,10 @@ import pytest
 
 import shoal
 from shoal import errors
+from shoal.slurm._allocation import Allocation
 from shoal.slurm._coordinator_task import resumed
 from shoal.slurm._run_folder import Announcement, Phase, RunFolder, RunPlan
+from shoal.v1 import job_pb2
 
 JOB = shoal.Job("digits:Digits", name="digits", workers=2, settings={"hidden": 32}, optimizer=shoal.optim.Adam(0.003))
 
@@ -34,6 +36,9 @@ def test_the_plan_is_read_as_it_was_written(folder: RunFolder) -> None:
 def test_only_the_user_can_access_it(folder: RunFolder) -> None:
     folder.announce(Announcement(run="1", attempt="1.0", address="node:7"))
     folder.report_failure("1.0", "worker-0", "no GPU")
+    folder.mark_unfinished("1.0", 0)
+    with folder.claim(Allocation(run="1", attempt="1.0", rank=0, tasks=4)):
+        pass
     for path in (folder.path, *folder.path.rglob("*")):
         mode = stat.S_IMODE(path.stat().st_mode)
         public = path.suffix == ".pem" and not path.stem.endswith("-key")  # certificates are no secrets
@@ -52,11 +57,24 @@ def test_it_has_the_run_of_one_job(folder: RunFolder) -> None:
         folder.prepare(plan(job=shoal.Job("digits:Digits", name="other")))
 
 
-def test_a_folder_that_others_can_write_to_is_refused(folder: RunFolder) -> None:
-    folder.path.chmod(0o770)
+@pytest.mark.parametrize("mode", [0o770, 0o755, 0o710])
+def test_a_folder_that_others_can_access_is_refused(folder: RunFolder, mode: int) -> None:
+    folder.path.chmod(mode)
     for use in (folder.plan, lambda: folder.prepare(plan())):
-        with pytest.raises(errors.BadRequest, match="has the mode 770, so others than user"):
+        with pytest.raises(errors.BadRequest, match=f"has the mode {mode:o}, so others than user.*run: chmod 700 /"):
             use()
+
+
+def test_an_empty_folder_becomes_private(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    RunFolder(tmp_path).prepare(plan())
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+def test_the_group_has_no_access_though_it_has_to_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_FILE_ACCESS", "group")
+    RunFolder(tmp_path / "run").prepare(plan())
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
@@ -77,6 +95,13 @@ def test_failures_belong_to_an_attempt(folder: RunFolder) -> None:
     folder.report_failure("12.0", "worker-0", "no disk")
     assert folder.failures("1") == folder.failures("1.0") == ["worker-0: no GPU"]
     assert not folder.failures("1.1")
+
+
+@pytest.mark.parametrize(("state", "kept"), [("SUCCEEDED", True), ("CANCELLED", True), ("FAILED", False)])
+def test_a_start_forgets_that_the_job_failed(folder: RunFolder, state: str, kept: bool) -> None:
+    folder.end("1", job_pb2.JobStatus(spec=JOB.to_proto(), state=job_pb2.JobState.Value(state)))
+    folder.forget_failed_job("1")
+    assert (folder.outcome("1") is not None) == kept
 
 
 @pytest.mark.parametrize(
