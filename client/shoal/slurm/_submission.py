@@ -17,12 +17,17 @@ from shoal.checkpoints import Checkpoints
 from shoal.client import Client
 from shoal.job import Job
 from shoal.slurm._allocation import check_size
+from shoal.slurm._coordinator_task import END_S
+from shoal.slurm._queue import Presence, presence
 from shoal.slurm._run_folder import Phase, RunFolder, RunPlan
 from shoal.slurm._signals import UNFINISHED
 from shoal.slurm._task import Unfinished, place_here, run_task
 from shoal.status import JobResult
 
 _POLL_S = 0.5
+# Seconds between two questions to Slurm, and how long it must say that the allocation has ended: a preempted one can
+# look like that before it is requeued, and its outcome can be seen up to a minute later.
+_ASK_S, _ENDED_FOR_S = 30.0, 90.0
 # How long task 0 waits to be killed after SIGTERM, in seconds: longer than usual grace times of preemption.
 _HOLD_S = 600.0
 
@@ -64,10 +69,12 @@ class SlurmRun:
         folder: the folder of the run.
         job: the job of submitit, with `job_id`, `state`, `stdout`, `stderr` and `cancel`.
         run: the id of the submission.
+        in_slurm: whether Slurm has the job.
     """
 
-    def __init__(self, folder: Path, job: Any, run: str) -> None:
+    def __init__(self, folder: Path, job: Any, run: str, *, in_slurm: bool = False) -> None:
         self.folder, self.job, self._run, self._files = folder, job, run, RunFolder(folder)
+        self._in_slurm, self._asked_at, self._ended_at = in_slurm, -math.inf, math.inf
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -101,7 +108,7 @@ class SlurmRun:
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            over = self.job.done()  # before the outcome, which is written first
+            over = self.job.done() or self._has_vanished()  # before the outcome, which is written first
             if ended := self._files.outcome(self._run):
                 return ended.result()
             if over:
@@ -116,6 +123,17 @@ class SlurmRun:
     def cancel(self) -> None:
         """Cancels the allocation. The job can go on from its newest checkpoint: submit it with the same folder."""
         self.job.cancel()
+
+    def _has_vanished(self) -> bool:
+        """Whether Slurm has said for a while that the allocation has ended. submitit knows it only from sacct."""
+        now = time.monotonic()
+        if self._in_slurm and now - self._asked_at >= _ASK_S:
+            self._asked_at = now
+            if presence(self.job.job_id) is not Presence.ENDED:
+                self._ended_at = math.inf
+            elif self._ended_at == math.inf:
+                self._ended_at = now
+        return now - self._ended_at >= _ENDED_FOR_S
 
     def _unfinished(self) -> str:
         name = self._files.plan().job.name
@@ -165,11 +183,12 @@ def submit(
         tasks_per_node: number of tasks on each node. None means as many as the roles need. Tasks beyond that run
             further workers, which take the place of workers that are lost.
         start_timeout_s: how long tasks wait for each other, in seconds.
-        save_timeout_s: how long servers may take to save the job, in seconds. Slurm must leave them about 20 s more
-            (slurm_signal_delay_s, which is 90 by default).
+        save_timeout_s: how long servers may take to save the job, in seconds. Slurm sends its signal 50 s earlier,
+            unless you give `slurm_signal_delay_s`.
         max_num_timeout: how often submitit requeues the allocation after its time limit.
         cluster: executor of submitit. None means Slurm, if it is here. "local" runs the tasks on this machine.
-        options: parameters of the executor, such as timeout_min, mem_gb, cpus_per_task or slurm_partition.
+        options: parameters of the executor, such as timeout_min, mem_gb, cpus_per_task or slurm_partition. Your
+            slurm_srun_args are added to those that a run needs.
 
     Raises:
         BadRequest: tasks are missing, an argument is invalid, or the folder has another run or belongs to others.
@@ -189,9 +208,11 @@ def submit(
     files.prepare(plan)
     limits = {f"{name}_max_num_timeout": max_num_timeout for name in ("slurm", "local")}
     executor = open_executor(files.submitit, cluster=cluster, **limits)
-    executor.update_parameters(nodes=nodes, tasks_per_node=tasks, **_with_srun_options({"name": job.name} | options))
+    parameters = executor_parameters({"name": job.name} | options, plan.save_timeout_s)
+    executor.update_parameters(nodes=nodes, tasks_per_node=tasks, **parameters)
     run = secrets.token_hex(4)
-    return SlurmRun(files.path, executor.submit(RunTask(str(files.path), run)), run)
+    submitted = executor.submit(RunTask(str(files.path), run))
+    return SlurmRun(files.path, submitted, run, in_slurm=executor.cluster == "slurm")
 
 
 def _plan(
@@ -213,13 +234,16 @@ def _plan(
     )
 
 
-def _with_srun_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of an executor, with the options of srun that a run needs, unless the user gives some."""
+def executor_parameters(options: Mapping[str, Any], save_timeout_s: float) -> dict[str, Any]:
+    """Returns the parameters of an executor, with what a run needs. The user's options come last, so they win."""
     # A task that is killed ends the allocation, which Slurm can then start again. Otherwise the others would wait.
     needed = ["--kill-on-bad-exit=1"]
     if "cpus_per_task" in options:  # srun does not take it from sbatch
         needed.append(f"--cpus-per-task={options['cpus_per_task']}")
-    return {"slurm_srun_args": needed, **options}
+    given = options.get("slurm_srun_args") or []
+    check_type("slurm_srun_args", given, list, "a list of options, such as ['--mpi=none']")
+    delay_s = math.ceil(save_timeout_s + END_S)
+    return {"slurm_signal_delay_s": delay_s, **options, "slurm_srun_args": [*needed, *given]}
 
 
 def program_folders(path: Any) -> tuple[str, ...]:
@@ -237,4 +261,4 @@ def program_folders(path: Any) -> tuple[str, ...]:
     return tuple(map(str, found))
 
 
-__all__ = ["RunTask", "SlurmRun", "program_folders", "submit"]
+__all__ = ["RunTask", "SlurmRun", "executor_parameters", "program_folders", "submit"]

@@ -1,4 +1,4 @@
-"""Runs that submitit's executor for Slurm starts, with programs that stand for `sbatch`, `srun` and `scontrol`.
+"""Runs that submitit's executor for Slurm starts, with fake `sbatch`, `srun` and `scontrol` programs.
 
 `sbatch` only takes the script that submitit has written, which the tests then start. Nothing here is Slurm.
 """
@@ -113,7 +113,7 @@ def test_after_sigterm_alone_task_0_waits_until_slurm_kills_it(allocation: Alloc
 
 def test_the_script_asks_for_what_a_run_needs(allocation: Allocation) -> None:
     script = allocation.script.read_text()
-    for option in ("nodes=1", "ntasks-per-node=3", "cpus-per-task=1", "partition=batch", "signal=USR2@90"):
+    for option in ("nodes=1", "ntasks-per-node=3", "cpus-per-task=1", "partition=batch", "signal=USR2@110"):
         assert f"#SBATCH --{option}\n" in script
     srun = next(line for line in script.splitlines() if line.startswith("srun"))
     assert "--kill-on-bad-exit=1 --cpus-per-task=1" in srun

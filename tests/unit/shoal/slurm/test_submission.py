@@ -1,12 +1,18 @@
-"""Checks of a submission, before submitit is needed."""
+"""Checks and parameters of a submission, and the end of an allocation that submitit does not notice."""
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import shoal
 from shoal import errors, slurm
+from shoal.slurm import _submission
+from shoal.slurm._queue import Presence
+from shoal.slurm._run_folder import RunFolder, RunPlan
+from shoal.slurm._submission import executor_parameters
 
 JOB = shoal.Job("digits:Digits", name="digits", workers=2)
 
@@ -28,3 +34,47 @@ def test_refuses_what_cannot_run(tmp_path: Path, arguments: dict[str, Any], mess
     with pytest.raises(errors.BadRequest, match=message):
         slurm.submit(JOB, folder=tmp_path / "run", **arguments)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_users_options_of_srun_come_after_those_that_a_run_needs() -> None:
+    found = executor_parameters({"cpus_per_task": 2, "slurm_srun_args": ["--mpi=none"]}, save_timeout_s=60.0)
+    assert found["slurm_srun_args"] == ["--kill-on-bad-exit=1", "--cpus-per-task=2", "--mpi=none"]
+    with pytest.raises(errors.BadRequest, match="slurm_srun_args"):
+        executor_parameters({"slurm_srun_args": "--mpi=none"}, save_timeout_s=60.0)
+
+
+def test_the_signal_comes_in_time_for_the_servers_unless_the_user_says_when() -> None:
+    assert executor_parameters({}, save_timeout_s=60.5)["slurm_signal_delay_s"] == 111
+    assert executor_parameters({"slurm_signal_delay_s": 30}, save_timeout_s=60.0)["slurm_signal_delay_s"] == 30
+
+
+class Submitted:
+    """A job whose end submitit does not notice, because Slurm has no accounting."""
+
+    job_id, state = "417", "UNKNOWN"
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = SimpleNamespace(folder=folder)
+
+    def done(self) -> bool:
+        return False
+
+
+def test_waiting_ends_when_slurm_has_said_for_a_while_that_the_allocation_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunFolder(tmp_path / "run").prepare(RunPlan(job=JOB, servers=1, workers=2, path=("/programs",)))
+    now, asked = itertools.count(step=10.0), list[str]()
+    # It is requeued after its first end.
+    states = iter([Presence.RUNNING, Presence.ENDED, Presence.WAITING, *[Presence.ENDED] * 4])
+
+    def presence(job: str) -> Presence:
+        asked.append(job)
+        return next(states)
+
+    monkeypatch.setattr(_submission, "presence", presence)
+    monkeypatch.setattr(_submission, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None))
+    run = slurm.SlurmRun(tmp_path / "run", Submitted(tmp_path), "run", in_slurm=True)
+    with pytest.raises(errors.JobFailed, match="the allocation 417 ended before the job digits"):
+        run.wait()
+    assert asked == ["417"] * 6
