@@ -3,11 +3,11 @@
 import datetime
 import secrets
 import shutil
+import ssl
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-
+from shoal import errors
+from shoal._security.certificate_identity import principal_in
 from shoal._security.certificates import ROLES, make_certificates
 
 # An allocation can wait, and then run, for weeks.
@@ -25,7 +25,7 @@ def ensure_certificates(folder: Path, now: datetime.datetime | None = None) -> N
         OSError: the folder cannot be written.
     """
     now = now or datetime.datetime.now(datetime.UTC)
-    if all(_usable(folder, holder, now) for holder in ("ca", *ROLES)):
+    if _usable(folder, now):
         return
     fresh = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
@@ -37,13 +37,15 @@ def ensure_certificates(folder: Path, now: datetime.datetime | None = None) -> N
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _usable(folder: Path, holder: str, now: datetime.datetime) -> bool:
+def _usable(folder: Path, now: datetime.datetime) -> bool:
     try:
-        certificate = x509.load_pem_x509_certificate((folder / f"{holder}.pem").read_bytes())
-        key = serialization.load_pem_private_key((folder / f"{holder}-key.pem").read_bytes(), None)
-    except (OSError, ValueError):
+        for holder in ("ca", *ROLES):
+            pair = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            pair.load_cert_chain(folder / f"{holder}.pem", folder / f"{holder}-key.pem")
+        expires_at = principal_in((folder / "admin.pem").read_bytes()).expires_at  # all expire together
+    except (OSError, errors.Unauthenticated):  # also of a damaged file
         return False
-    return certificate.public_key() == key.public_key() and certificate.not_valid_after_utc - now > _LEFT
+    return expires_at - now.timestamp() > _LEFT.total_seconds()
 
 
 __all__ = ["ensure_certificates"]

@@ -76,7 +76,7 @@ class CoordinatorTask:
         """
         with self._folder.claim(self._place) as self._claim, ExitStack() as undo:
             undo.callback(self._announce, Phase.ENDED)
-            self._folder.forget_failed_job(self._place.run)  # whoever requeues it has mended it
+            self._folder.forget_failed_job(self._place.run)  # a user requeues it after a fix
             if ended := self._folder.outcome(self._place.run):  # it was requeued after its end
                 return ended
             return self._run_coordinator(self._folder.newest_checkpoint())
