@@ -1,7 +1,7 @@
-"""Whether an allocation that has ended should start again, for scripts of sbatch: srun's status does not say it.
+"""The decision whether an allocation that has ended should start again, for scripts of sbatch.
 
-srun returns the highest status of all tasks. Slurm kills the tasks that still run when task 0 has ended, so this is
-often the status of a killed one.
+srun's status does not say it: that is the highest one of all tasks. Slurm kills the tasks that still run when task 0
+has ended, so it is often the status of a killed one.
 """
 
 from shoal._display import counted

@@ -183,12 +183,10 @@ def submit(
         tasks_per_node: number of tasks on each node. None means as many as the roles need. Tasks beyond that run
             further workers, which take the place of workers that are lost.
         start_timeout_s: how long tasks wait for each other, in seconds.
-        save_timeout_s: how long servers may take to save the job, in seconds. Slurm sends its signal 50 s earlier,
-            unless you give `slurm_signal_delay_s`.
+        save_timeout_s: seconds that servers may take to save the job. `slurm_signal_delay_s` is 50 s more by default.
         max_num_timeout: how often submitit requeues the allocation after its time limit.
         cluster: executor of submitit. None means Slurm, if it is here. "local" runs the tasks on this machine.
-        options: parameters of the executor, such as timeout_min, mem_gb, cpus_per_task or slurm_partition. Your
-            slurm_srun_args are added to those that a run needs.
+        options: parameters of the executor, such as timeout_min, mem_gb, cpus_per_task or slurm_partition.
 
     Raises:
         BadRequest: tasks are missing, an argument is invalid, or the folder has another run or belongs to others.
@@ -210,9 +208,8 @@ def submit(
     executor = open_executor(files.submitit, cluster=cluster, **limits)
     parameters = executor_parameters({"name": job.name} | options, plan.save_timeout_s)
     executor.update_parameters(nodes=nodes, tasks_per_node=tasks, **parameters)
-    run = secrets.token_hex(4)
-    submitted = executor.submit(RunTask(str(files.path), run))
-    return SlurmRun(files.path, submitted, run, in_slurm=executor.cluster == "slurm")
+    run, in_slurm = secrets.token_hex(4), executor.cluster == "slurm"
+    return SlurmRun(files.path, executor.submit(RunTask(str(files.path), run)), run, in_slurm=in_slurm)
 
 
 def _plan(

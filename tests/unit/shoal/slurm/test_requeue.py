@@ -1,4 +1,4 @@
-"""Whether the recipe for sbatch requeues a run."""
+"""The decision whether the recipe for sbatch requeues a run."""
 
 from pathlib import Path
 
