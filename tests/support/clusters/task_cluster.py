@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -11,16 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
+from shoal._rpc import reserve
+
 Task = tuple[str, int]
-
-
-def free_addresses(count: int) -> list[str]:
-    """Returns free addresses of this host."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [f"127.0.0.1:{it.getsockname()[1]}" for it in held]
-    for each in held:
-        each.close()
-    return found
 
 
 class TaskCluster:
@@ -36,12 +28,14 @@ class TaskCluster:
         self._script = script
         self.tasks: list[Task] = [(kind, number) for kind, count in counts.items() for number in range(count)]
         self._cluster: dict[str, list[str]] = {}
-        for (kind, _), address in zip(self.tasks, free_addresses(len(self.tasks)), strict=True):
-            self._cluster.setdefault(kind, []).append(address)
+        self._files = ExitStack()
+        for kind, _ in self.tasks:
+            # Held until the end, so that no other process gets the port before the task listens there.
+            held = self._files.enter_context(reserve("127.0.0.1", 0))
+            self._cluster.setdefault(kind, []).append(f"127.0.0.1:{held.getsockname()[1]}")
         inherited = {key: value for key, value in os.environ.items() if key != "SHOAL_COORDINATOR"}
         self._environment = {**inherited, **(environment or {})}
         self._processes: dict[Task, subprocess.Popen[bytes]] = {}
-        self._files = ExitStack()
         self._printed: dict[Task, IO[str]] = {}
         self._said: dict[Task, IO[str]] = {}
 
@@ -110,4 +104,4 @@ def _text(file: IO[str]) -> str:
     return file.read()
 
 
-__all__ = ["Task", "TaskCluster", "free_addresses"]
+__all__ = ["Task", "TaskCluster"]

@@ -81,7 +81,10 @@ def test_a_refused_worker_is_tried_again_by_the_thread() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("Ray is away"), ValueError("no such actor"), OSError(11, "try again")])
-def test_no_exception_ends_the_thread(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_exception_ends_the_thread(
+    error: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("structlog.is_configured", lambda: False)  # an earlier test may have done it
     cluster, refused = Cluster(), [error, error]
     scaling = WorkerScaling(1, 3)
 
