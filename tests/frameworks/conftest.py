@@ -14,10 +14,8 @@ from support.clusters.local import local_cluster
 CACHE = os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="inductor-")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compiler_cache() -> Iterator[None]:
-    """Deletes the folder of the compiler of PyTorch at the end."""
-    yield
+def pytest_unconfigure() -> None:
+    """Deletes the folder of the compiler of PyTorch, in each process of pytest."""
     shutil.rmtree(CACHE, ignore_errors=True)
 
 
