@@ -4,12 +4,14 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import shoal
@@ -33,6 +35,7 @@ class Readers:
     def __init__(self, client: shoal.Client, forks: ForkServerContext, job: str, path: Path, **options: Any) -> None:
         self._client, self._forks, self.job, self.path = client, forks, job, path
         self._options, self._births = options, itertools.count()
+        self._loaders: list[psutil.Process] = []  # of readers that were killed
         self._living = [self._born() for _ in range(2)]
         self.held = Counter[int]()  # by place of the order, the number of deaths of a reader that had leased it
 
@@ -55,16 +58,26 @@ class Readers:
         name, process = self._living[victim]
         wait_until(partial(self.leased, name), timeout_s=60, what=f"a range of {name}")
         time.sleep(after_s)
-        process.kill()
-        process.join()
+        self._kill(process)
         for places in self.leased(name):
             self.held.update(places)
         self._living[victim] = self._born()
 
+    def _kill(self, process: ForkServerProcess) -> None:
+        with suppress(psutil.NoSuchProcess):
+            reader = psutil.Process(process.pid)
+            reader.suspend()  # it starts no more of them
+            self._loaders += reader.children(recursive=True)
+        process.kill()
+        process.join()
+
     def end(self) -> None:
         for _, process in self._living:
-            process.kill()
-            process.join()
+            self._kill(process)
+        # A process of a loader ends by itself if its parent dies, unless the parent dies before it knows it.
+        _, alive = psutil.wait_procs(self._loaders, timeout=8)
+        for loader in alive:
+            loader.kill()
 
     def join(self) -> None:
         for _, process in self._living:
