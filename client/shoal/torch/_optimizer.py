@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -306,9 +306,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
 
     def _current_terms(self) -> "_Terms":
-        given, updates = self.model_session, self.model_session.tensors.updates() or {}
-        copies = {name: it.copy() for name, it in updates.items()}  # the module changes them in place
-        return _Terms(self._own_rate(), given.weight, given.batch_samples, copies)
+        given = self.model_session
+        return _Terms(self._own_rate(), given.weight, given.batch_samples, given.tensors.updates() or {})
 
     def _unscale(self) -> bool:
         """Divides the gradients by their scale, and returns whether they are finite."""
@@ -341,7 +340,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _begin_push(self) -> None:
         self._take_metrics()
         with suppress(errors.InvalidOptimizer):  # `step` raises it
-            self._terms = self._current_terms()
+            terms = self._current_terms()
+            copies = {name: it.copy() for name, it in terms.updates.items()}  # the module may change them in place
+            self._terms = replace(terms, updates=copies)
 
     def _own_rate(self) -> float | None:
         """Returns the learning rate if a user or a scheduler has changed those of the groups; otherwise None."""
