@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from shoal import errors
 
-FAILED, INVALID, UNREACHABLE, UNKNOWN, CONFLICT, TIMEOUT, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
+FAILED, INVALID, UNREACHABLE, UNKNOWN, CONFLICT, TIMEOUT, JOB_FAILED, INTERRUPTED = 1, 2, 3, 4, 5, 6, 7, 130
 
 _EXIT_CODES: Mapping[type[errors.ShoalError], int] = {
     errors.BadRequest: INVALID,
@@ -25,6 +25,9 @@ _EXIT_CODES: Mapping[type[errors.ShoalError], int] = {
     errors.NotPlaced: CONFLICT,
     errors.ServerNeeded: CONFLICT,
     errors.DeadlineExceeded: TIMEOUT,
+    # A crash of Python exits with 1, and a script must not take that for the end of a job.
+    errors.JobFailed: JOB_FAILED,
+    errors.Cancelled: JOB_FAILED,
 }
 
 
@@ -33,4 +36,14 @@ def exit_code(error: errors.ShoalError) -> int:
     return _EXIT_CODES.get(type(error), FAILED)
 
 
-__all__ = ["CONFLICT", "FAILED", "INTERRUPTED", "INVALID", "TIMEOUT", "UNKNOWN", "UNREACHABLE", "exit_code"]
+__all__ = [
+    "CONFLICT",
+    "FAILED",
+    "INTERRUPTED",
+    "INVALID",
+    "JOB_FAILED",
+    "TIMEOUT",
+    "UNKNOWN",
+    "UNREACHABLE",
+    "exit_code",
+]

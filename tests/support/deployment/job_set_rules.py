@@ -126,7 +126,7 @@ def ends(objects: Sequence[Object]) -> Iterator[str]:
             yield f"{name}: two pods can have one name"
         rules = spec.get("podFailurePolicy", {}).get("rules", [])
         fails = [rule["onExitCodes"]["values"] for rule in rules if rule["action"] == "FailJob"]
-        if components[name] == "client" and fails != [[1, 2]]:
+        if components[name] == "client" and fails != [[2, 7]]:
             yield f"{name}: the JobSet fails with the exit codes {fails}"
         if components[name] in _MEMBERS and "exit 143" not in " ".join(_containers(each)[0].get("command", [])):
             yield f"{name}: a pod that is asked to stop counts as completed"

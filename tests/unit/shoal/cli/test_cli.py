@@ -251,7 +251,7 @@ class TestSubmit:
 
     def test_follows_to_a_bad_end(self, follow_mine: Callable[..., Result]) -> None:
         result = follow_mine("FAILED", "--json")
-        assert result.exit_code == 1
+        assert result.exit_code == 7
         assert [record.get("event") for record in records(result.stdout)] == [None, "state", "log", "metrics", "state"]
         (error,) = records(result.stderr)
         assert error["error"]["code"] == "JOB_FAILED"
@@ -344,7 +344,7 @@ class TestFailures:
             coordinator.log(job, line)
         coordinator.enter(job, "FAILED", self.REASON)
         result = run("wait", job, "--follow")
-        assert result.exit_code == 1
+        assert result.exit_code == 7
         assert result.stderr.count("step 0 raised") == result.stderr.count("Traceback:") == 1
         assert result.stderr.endswith("error: job digits failed: worker w failed, as the lines above say\n")
 
@@ -469,7 +469,7 @@ class TestJobs:
     ) -> None:
         coordinator.enter(job, "FAILED", "Traceback:\n[x] ValueError")
         result = run("wait", job)
-        assert result.exit_code == 1
+        assert result.exit_code == 7
         assert "job digits failed: Traceback:\n[x] ValueError" in result.stderr
 
     def test_have_logs(self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str) -> None:
