@@ -1,29 +1,29 @@
-"""Restart pauses of a role that keeps dying. The count is in its folder, so it survives a new process."""
+"""The restart pause of a role whose process is new after each death. The number of deaths is in the role's folder."""
 
 from contextlib import suppress
 from pathlib import Path
 
-# Seconds after which a ready role works: its earlier deaths do not count any more.
-_STEADY_S = 20.0
-# Seconds of the first pause, which follows the second death in a row. It doubles at each further one, up to the limit.
-_FIRST_S, _LONGEST_S, _DOUBLINGS = 1.0, 30.0, 5
+from shoal._role.supervision import RestartPolicy
+
 _FILE = "deaths"
 
 
-def pause_after_death(folder: Path, lived_s: float) -> float:
-    """Counts the death of a role that was ready, and returns the seconds before it is started again.
+def pause_after_death(folder: Path, exit_status: int, lived_s: float) -> float:
+    """Counts the death of a role, and returns the seconds before it is started again. There is always another start.
 
     Args:
         folder: private folder of the role.
+        exit_status: the exit status of the role, not 0.
         lived_s: seconds between its being ready and its death.
     """
     file, earlier = folder / _FILE, 0
     with suppress(OSError, ValueError):
-        earlier = int(file.read_text())
-    deaths = 1 if lived_s >= _STEADY_S else earlier + 1
+        earlier = max(0, int(file.read_text()))
+    death = RestartPolicy(-lived_s, deaths=earlier, max_deaths=None).died(exit_status, 0.0)
     with suppress(OSError):  # the disk is full: the next death counts as an earlier one again
-        file.write_text(str(deaths))
-    return 0.0 if deaths == 1 else min(_FIRST_S * 2.0 ** min(deaths - 2, _DOUBLINGS), _LONGEST_S)
+        file.write_text(str(death.deaths))
+    assert death.restart_at is not None
+    return death.restart_at
 
 
 __all__ = ["pause_after_death"]

@@ -160,7 +160,7 @@ class RoleActor:
             self._failure = f"{name} was asked to stop, and has left the cluster"
             return False
         if child.ready:
-            pause_s = pause_after_death(self._folder, time.monotonic() - child.ready_at)
+            pause_s = pause_after_death(self._folder, status, time.monotonic() - child.ready_at)
             _log.warning("the role has ended, and Ray starts its actor again", name=name, status=status, in_s=pause_s)
             self._exit_after(pause_s)
             return False
