@@ -212,7 +212,7 @@ def open_file_system(scheme: str, url: str) -> Any:
             "S3, or install fsspec and the store's own package",
             url=url,
         ) from None
-    except ValueError as error:  # unknown scheme
+    except (OSError, TypeError, ValueError) as error:  # unknown scheme, or one that needs more than a URL, such as ftp
         raise errors.BadRequest(f"checkpoints cannot be stored at {url}: {error}", url=url) from None
     if scheme in ("s3", "s3a"):
         system.retries = _S3_ROUNDS

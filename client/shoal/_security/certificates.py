@@ -135,6 +135,22 @@ def issue_certificate(
     )
 
 
+def hand_over_ca(ca: Path, folder: Path) -> Path:
+    """Copies the certificate of a CA, not its key, to the folder of a holder. Returns the copy.
+
+    Args:
+        ca: folder of the CA.
+        folder: folder of the holder; it is created if it does not exist.
+
+    Raises:
+        BadRequest: the CA cannot be read, the folder has the certificate of another CA, or it cannot be written.
+    """
+    copy, content = folder / f"{_CA}.pem", _pem(_read_ca(ca).certificate)
+    if copy.exists() and copy.read_bytes() == content:
+        return copy
+    return _write_all(folder, {copy.name: content}, "choose a new folder with --out")[0]
+
+
 def _write_all(folder: Path, contents: Mapping[str, bytes], advice: str) -> list[Path]:
     """Writes new files to a folder. Raises BadRequest, and writes none of them, if one exists already."""
     try:

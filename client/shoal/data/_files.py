@@ -148,7 +148,7 @@ def _local(item: str, suffixes: Sequence[str]) -> list[DataFile]:
 
 def _remote(item: str, suffixes: Sequence[str], who: str) -> list[DataFile]:
     fsspec = load("fsspec.core", f"{who} at {item}")
-    with errors_naming(item, ValueError):  # an unknown protocol
+    with errors_naming(item, TypeError, ValueError):  # an unknown protocol, or one that needs more than a URL, as ftp
         system, path = fsspec.url_to_fs(item)
         if glob.has_magic(path) and not system.exists(path):
             infos = system.glob(path, detail=True)

@@ -1,14 +1,12 @@
 """The options of the roles' commands that are the same on each node."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from shoal._engines import check_flags
-from shoal._system import check_type
+from shoal._engines import check_flags, texts, trainer_flags
 
 
 class RoleFlags:
@@ -29,9 +27,7 @@ class RoleFlags:
         flags: Mapping[str, Sequence[str]] | None,
         log_level: str,
     ) -> None:
-        self._path = _texts("path", [path] if isinstance(path, os.PathLike) else path)
-        self._allow_programs = _texts("allow_programs", allow_programs)
-        self._trainer_env = _texts("trainer_env", trainer_env)
+        self._path, self._trainers = texts("path", path), trainer_flags(allow_programs, trainer_env)
         self._checkpoints, self._store, self._log_level = checkpoints, store, log_level
         self._further = check_flags(flags)
 
@@ -44,8 +40,7 @@ class RoleFlags:
             made += ["--checkpoints", self._checkpoints if "://" in self._checkpoints else _absolute(self._checkpoints)]
         if role == "worker":
             made += [flag for folder in self._path for flag in ("--path", _on_nodes(folder))]
-            made += [flag for pattern in self._allow_programs for flag in ("--allow-program", pattern)]
-            made += [flag for variable in self._trainer_env for flag in ("--trainer-env", variable)]
+            made += self._trainers
         return [*made, *self._further.get(role, ())]
 
 
@@ -56,15 +51,6 @@ def _on_nodes(folder: str) -> str:
 
 def _absolute(path: str) -> str:
     return str(Path(path).expanduser().resolve())
-
-
-def _texts(name: str, given: Any) -> list[str]:
-    """Returns one text or several of them as a list."""
-    texts = [given] if isinstance(given, str) else given
-    check_type(name, texts, Sequence, "a text, or a list of them")
-    for text in texts:
-        check_type(name, text, (str, os.PathLike), "a text, or a list of them")
-    return [str(text) for text in texts]
 
 
 __all__ = ["RoleFlags"]

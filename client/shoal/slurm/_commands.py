@@ -11,12 +11,13 @@ import typer
 from shoal import errors
 from shoal._cli.job_options import with_job_options
 from shoal._cli.output import Output
-from shoal._engines import ROLES
+from shoal._engines import ROLES, trainer_flags
+from shoal._role import flags as role_flags
 from shoal.job import Job
 from shoal.slurm._requeue import refusal
-from shoal.slurm._run_folder import Phase, RunFolder, RunPlan
+from shoal.slurm._run_folder import Phase, RunFolder
 from shoal.slurm._signals import UNFINISHED
-from shoal.slurm._submission import program_folders
+from shoal.slurm._submission import make_plan
 from shoal.slurm._task import Unfinished, place_here, run_helper, run_task
 
 app = typer.Typer(no_args_is_help=True, help="Tasks of a Shoal run in an allocation of Slurm.", add_completion=False)
@@ -34,6 +35,14 @@ def prepare(
         list[Path] | None,
         typer.Option(help="Folder to import programs from. Repeatable. Default: the working directory."),
     ] = None,
+    allow_program: role_flags.AllowPrograms = None,
+    trainer_env: role_flags.TrainerEnvironment = None,
+    checkpoints: Annotated[
+        str,
+        typer.Option(
+            help="URL or shared folder for the checkpoints of this run. Default: a folder in that of the run."
+        ),
+    ] = "",
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds for which tasks wait for each other.")] = 300.0,
     save_timeout: Annotated[
         float,
@@ -53,20 +62,22 @@ def prepare(
     """Writes the job to the folder of the run, with new certificates if it has none. Give the job a --name."""
     with Output(as_json=False):
         wanted, flags = job(), parse_flags(flag or ())
-        if device:
-            flags.setdefault("worker", []).extend(("--device", device))
-        plan = RunPlan(
-            job=wanted,
+        chosen = ["--device", device] if device else []
+        trainers = trainer_flags(allow_program or (), trainer_env or ())
+        plan = make_plan(
+            wanted,
             servers=servers,
             workers=wanted.workers,
-            path=program_folders(path or "."),
-            flags=flags,
+            path=path or ".",
+            flags=flags | {"worker": [*trainers, *flags.get("worker", ()), *chosen]},
+            checkpoints=checkpoints,
             start_timeout_s=start_timeout,
             save_timeout_s=save_timeout,
         )
         files = RunFolder(folder)
-        files.refuse_second(os.environ.get("SLURM_JOB_ID", ""))
-        files.prepare(plan)
+        run = os.environ.get("SLURM_JOB_ID", "")
+        files.refuse_second(run)
+        files.prepare(plan, run)
 
 
 @app.command()

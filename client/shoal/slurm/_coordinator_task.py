@@ -79,7 +79,7 @@ class CoordinatorTask:
             self._folder.forget_failed_job(self._place.run)  # a user requeues it after a fix
             if ended := self._folder.outcome(self._place.run):  # it was requeued after its end
                 return ended
-            return self._run_coordinator(self._folder.newest_checkpoint())
+            return self._run_coordinator(self._folder.newest_checkpoint(self._place.run))
 
     def _run_coordinator(self, newest: int) -> JobStatus | None:
         """Runs the coordinator; see `run`. `newest` is the number of the newest checkpoint."""
@@ -154,7 +154,7 @@ class CoordinatorTask:
                 "tasks say why. Nodes must reach each other on all ports, and import Shoal"
             )
         if not missing:
-            self._handle = client.submit(resumed(plan.job, Checkpoints(self._folder.checkpoints)))
+            self._handle = client.submit(resumed(plan.job, Checkpoints(self._folder.checkpoints(plan))))
 
     def _ended(self, handle: JobHandle) -> JobStatus | None:
         """Returns the status of the job if it has ended, and keeps it in the folder."""

@@ -3,12 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from shoal._engines import role_variables
+from shoal._engines import THREADS, role_variables
 from shoal.slurm._allocation import Allocation
 from shoal.slurm._run_folder import RunFolder, RunPlan
-
-# The variables from which linear algebra libraries take their number of threads.
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def role_environment(role: str, environment: Mapping[str, str], folder: RunFolder, state_folder: str) -> dict[str, str]:
@@ -22,8 +19,8 @@ def role_environment(role: str, environment: Mapping[str, str], folder: RunFolde
             members find no token, and their certificates say who they are.
     """
     further, cores = folder.tls(role), environment.get("SLURM_CPUS_PER_TASK", "")
-    if cores and not any(name in environment for name in _THREADS):
-        further |= dict.fromkeys(_THREADS, cores)
+    if cores and not any(name in environment for name in THREADS):
+        further |= dict.fromkeys(THREADS, cores)
     return role_variables(environment, further, Path(state_folder))
 
 
@@ -35,7 +32,7 @@ def coordinator_flags(
     listen = f"{host}:{earlier.rpartition(':')[2]}" if earlier else place.listen
     return [
         *_common(plan, "coordinator", place, listen),
-        *("--checkpoints", str(folder.checkpoints)),
+        *("--checkpoints", folder.checkpoints(plan)),
         # On this node: a network file system may lack the locks of a store. The next attempt goes on from a checkpoint.
         *("--store", f"{state_folder}/coordinator.db", "--scratch", state_folder),
         *("--page-listen", "127.0.0.1:0"),
@@ -58,7 +55,7 @@ def member_flags(
     """
     flags = [*_common(plan, role, place, place.listen), "--coordinator", coordinator, "--name", name]
     if role == "server":
-        flags += ["--checkpoints", str(folder.checkpoints), "--grace-period", f"{plan.save_timeout_s:g}"]
+        flags += ["--checkpoints", folder.checkpoints(plan), "--grace-period", f"{plan.save_timeout_s:g}"]
         flags += ["--zone", place.zone]
     else:
         certificate, key = map(str, folder.pair("trainer"))

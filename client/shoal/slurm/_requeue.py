@@ -24,7 +24,7 @@ def refusal(folder: RunFolder, run: str, restarts: str, most: int) -> str:
         return f"the job {ended.name} has ended: {ended.state.value}"
     if not folder.unfinished(f"{run}.{restarts}"):
         return "the run is not requeued: its tasks were not asked to end, so one has failed; its log above says why"
-    newest = folder.newest_checkpoint()
+    newest = folder.newest_checkpoint(run)
     stalled = folder.unfinished(run).count(newest)
     if stalled < most:
         return ""

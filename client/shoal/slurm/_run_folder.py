@@ -1,9 +1,10 @@
 """The folder of a run, which all tasks share: job, certificates, checkpoints, coordinator's address, outcome.
 
-    run.json            the job, the numbers of servers and workers, and the options of the roles
+    run.json            the plan: the job, the numbers of servers and workers, and the options of the roles
+    plans/              the plan of each submission: a later one does not change those of earlier ones
     coordinator.json    the address of the coordinator, and whether the roles should run or leave
     certificates/       a CA, and a certificate and a key for each access role, as `shoal certs init` makes them
-    checkpoints/        the checkpoints of the job
+    checkpoints/        the checkpoints of the job, unless the plan has another storage
     outcomes/           the last status of the job, for each allocation in which it ended
     failures/           why a task failed
     claims/             the allocation that has the folder
@@ -38,7 +39,8 @@ from shoal.v1 import job_pb2
 _PLAN, _COORDINATOR = "run.json", "coordinator.json"
 _CERTIFICATES, _CLAIMS = "certificates", "claims"
 _OUTCOMES, _FAILURES, _UNFINISHED = "outcomes", "failures", "unfinished"
-_FOLDERS = (_OUTCOMES, _FAILURES, _UNFINISHED, _CLAIMS)
+_CHECKPOINTS, _PLANS = "checkpoints", "plans"
+_FOLDERS = (_CHECKPOINTS, _PLANS, _OUTCOMES, _FAILURES, _UNFINISHED, _CLAIMS)
 
 
 class Phase(enum.Enum):
@@ -59,6 +61,7 @@ class RunPlan:
         workers: number of workers.
         path: folders from which workers import programs.
         flags: further options by role.
+        checkpoints: URL of the checkpoint storage; empty for the folder of the run.
         start_timeout_s: how long tasks wait for each other, in seconds.
         save_timeout_s: how long servers may take to save the job before they leave, in seconds.
     """
@@ -68,6 +71,7 @@ class RunPlan:
     workers: int
     path: tuple[str, ...]
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    checkpoints: str = ""
     start_timeout_s: float = 300.0
     save_timeout_s: float = 60.0
 
@@ -117,18 +121,21 @@ class RunFolder:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = Path(folder).absolute()
 
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.path / "checkpoints"
+    def checkpoints(self, plan: RunPlan) -> str:
+        """Returns the URL of the checkpoint storage of a plan."""
+        return plan.checkpoints or str(self.path / _CHECKPOINTS)
 
     @property
     def submitit(self) -> Path:
         """The folder of submitit's files and logs, which only this user can access."""
         return self.path / "submitit"
 
-    def prepare(self, plan: RunPlan) -> None:
+    def prepare(self, plan: RunPlan, run: str = "") -> None:
         """Creates what is missing in the folder, and writes the plan.
+
+        Args:
+            plan: the plan.
+            run: id of the submission; see `Allocation`. "" means that there is only one.
 
         Raises:
             BadRequest: others can access the folder, it cannot be written, or it has the run of another job.
@@ -144,14 +151,17 @@ class RunFolder:
                     f"{earlier} to go on with it, or name another folder",
                     folder=self.path,
                 )
-            for folder in (self.checkpoints, self.submitit, *map(self.path.joinpath, _FOLDERS)):
+            for folder in (self.submitit, *map(self.path.joinpath, _FOLDERS)):
                 private_files.make_folder(folder)
             from shoal.slurm._certificates import ensure_certificates  # noqa: PLC0415 - slow
 
             ensure_certificates(self.path / _CERTIFICATES)
             wanted = {name: getattr(plan, name) for name in RunPlan.__slots__ if name != "job"}
             job = base64.b64encode(plan.job.to_proto().SerializeToString(deterministic=True)).decode()
-            self._write(_PLAN, json.dumps({"name": plan.job.name, **wanted, "job": job}, indent=2).encode())
+            written = json.dumps({"name": plan.job.name, **wanted, "job": job}, indent=2).encode()
+            if run:
+                self._write(f"{_PLANS}/{run}.json", written)
+            self._write(_PLAN, written)
         except OSError as error:
             raise errors.BadRequest(
                 f"cannot write the run to {self.path}: {error.strerror}; name a folder that you may write to, on a "
@@ -159,15 +169,19 @@ class RunFolder:
                 folder=self.path,
             ) from None
 
-    def plan(self) -> RunPlan:
+    def plan(self, run: str = "") -> RunPlan:
         """Returns the plan that `prepare` wrote.
+
+        Args:
+            run: id of the submission. "", or one without a plan of its own, means the latest one.
 
         Raises:
             BadRequest: the folder has no readable plan, or others can access it.
         """
         try:
             self._check_private()
-            written = json.loads((self.path / _PLAN).read_bytes())
+            own = self._read(f"{_PLANS}/{run}.json") if run else None
+            written = json.loads(own or (self.path / _PLAN).read_bytes())
             job = Job.from_proto(job_pb2.JobSpec.FromString(base64.b64decode(written.pop("job"))))
             del written["name"]
             return RunPlan(job=job, **{**written, "path": tuple(written["path"])})
@@ -205,9 +219,10 @@ class RunFolder:
         if (ended := self.outcome(run)) and ended.state is JobState.FAILED:
             (self.path / _OUTCOMES / run).unlink()
 
-    def newest_checkpoint(self) -> int:
-        """Returns the number of the newest checkpoint of the job, 0 if there is none."""
-        found = Checkpoints(self.checkpoints).list(self.plan().job.name)
+    def newest_checkpoint(self, run: str) -> int:
+        """Returns the number of the newest checkpoint of the job of a run, 0 if there is none."""
+        plan = self.plan(run)
+        found = Checkpoints(self.checkpoints(plan)).list(plan.job.name)
         return max((each.number for each in found if isinstance(each, Checkpoint)), default=0)
 
     def mark_unfinished(self, attempt: str, checkpoint: int) -> None:

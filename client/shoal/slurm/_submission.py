@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import errors
-from shoal._engines import check_flags
+from shoal._engines import check_flags, texts, trainer_flags
 from shoal._system import check_count, check_seconds, check_type, load
 from shoal.checkpoints import Checkpoints
 from shoal.client import Client
@@ -79,7 +79,7 @@ class SlurmRun:
     @property
     def checkpoints(self) -> Checkpoints:
         """The checkpoints of the run, which stay when it has ended."""
-        return Checkpoints(self._files.checkpoints)
+        return Checkpoints(self._files.checkpoints(self._files.plan(self._run)))
 
     def client(self) -> Client:
         """Returns a new client of the run's cluster, with the rights of an admin. Close it when it is not needed.
@@ -112,7 +112,7 @@ class SlurmRun:
             if ended := self._files.outcome(self._run):
                 return ended.result()
             if over:
-                raise errors.JobFailed(self._unfinished(), job=self._files.plan().job.name)
+                raise errors.JobFailed(self._unfinished(), job=self._files.plan(self._run).job.name)
             if time.monotonic() >= deadline:
                 raise errors.DeadlineExceeded(
                     f"the run in {self.folder} has not ended within {timeout_s:g} s; the allocation "
@@ -136,7 +136,7 @@ class SlurmRun:
         return now - self._ended_at >= _ENDED_FOR_S
 
     def _unfinished(self) -> str:
-        name = self._files.plan().job.name
+        name = self._files.plan(self._run).job.name
         reasons = " ".join(self._files.failures(self._run)) or f"Its logs are in {self.job.paths.folder}"
         newest = "it has no checkpoint"
         with suppress(errors.ShoalError):
@@ -157,6 +157,9 @@ def submit(
     servers: int = 1,
     workers: int | None = None,
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = ".",
+    allow_programs: str | Sequence[str] = (),
+    trainer_env: str | Sequence[str] = (),
+    checkpoints: str | os.PathLike[str] = "",
     flags: Mapping[str, Sequence[str]] | None = None,
     nodes: int = 1,
     tasks_per_node: int | None = None,
@@ -177,6 +180,10 @@ def submit(
         servers: number of servers.
         workers: number of workers. None means that of the job.
         path: folder from which workers import programs, or several of them.
+        allow_programs: patterns of the programs that the job may name; see `shoal.LocalCluster`.
+        trainer_env: environment variables that programs get; see `shoal.LocalCluster`.
+        checkpoints: URL of the checkpoint storage of this run, or a folder that all nodes share. "" means a folder in
+            that of the run.
         flags: further options by role, such as {"worker": ["--device", "cpu"]}; see `shoal worker --help`. Without
             this one, the tasks of a node take the GPUs that they see in turn.
         nodes: number of nodes.
@@ -194,8 +201,16 @@ def submit(
         ImportError: submitit is not installed. The message has the command that installs it.
     """
     check_type("job", job, Job, "a shoal.Job, such as shoal.Job('digits:Digits', workers=2)")
-    plan = _plan(
-        job, servers, job.workers if workers is None else workers, path, flags, start_timeout_s, save_timeout_s
+    further = check_flags(flags)
+    plan = make_plan(
+        job,
+        servers=servers,
+        workers=job.workers if workers is None else workers,
+        path=path,
+        flags=further | {"worker": [*trainer_flags(allow_programs, trainer_env), *further.get("worker", ())]},
+        checkpoints=checkpoints,
+        start_timeout_s=start_timeout_s,
+        save_timeout_s=save_timeout_s,
     )
     nodes, roles = check_count("nodes", nodes, 1), 1 + plan.servers + plan.workers
     tasks = check_count("tasks_per_node", tasks_per_node or math.ceil(roles / nodes), 1)
@@ -203,32 +218,44 @@ def submit(
     open_executor = load("submitit", "shoal.slurm.submit", extra="slurm").AutoExecutor
     files = RunFolder(folder)
     files.refuse_second()
-    files.prepare(plan)
+    run = secrets.token_hex(4)
+    files.prepare(plan, run)
     limits = {f"{name}_max_num_timeout": max_num_timeout for name in ("slurm", "local")}
     executor = open_executor(files.submitit, cluster=cluster, **limits)
     parameters = executor_parameters({"name": job.name} | options, plan.save_timeout_s)
     executor.update_parameters(nodes=nodes, tasks_per_node=tasks, **parameters)
-    run, in_slurm = secrets.token_hex(4), executor.cluster == "slurm"
-    return SlurmRun(files.path, executor.submit(RunTask(str(files.path), run)), run, in_slurm=in_slurm)
+    submitted = executor.submit(RunTask(str(files.path), run))
+    return SlurmRun(files.path, submitted, run, in_slurm=executor.cluster == "slurm")
 
 
-def _plan(
-    job: Job, servers: int, workers: int, path: Any, flags: Any, start_timeout_s: float, save_timeout_s: float
-) -> RunPlan:
-    """Returns the plan of a run. Raises BadRequest if an argument is invalid; see `submit`."""
-    for name, seconds in {"start_timeout_s": start_timeout_s, "save_timeout_s": save_timeout_s}.items():
-        check_seconds(name, seconds)
-        if seconds <= 0:
-            raise errors.BadRequest(f"{name} is {seconds:g}; give a number of seconds above 0")
-    return RunPlan(
-        job=job,
-        servers=check_count("servers", servers, 1),
-        workers=check_count("workers", workers, 1),
-        path=program_folders(path),
-        flags=check_flags(flags),
-        start_timeout_s=start_timeout_s,
-        save_timeout_s=save_timeout_s,
-    )
+def make_plan(job: Job, *, path: Any, checkpoints: Any, **wanted: Any) -> RunPlan:
+    """Returns the plan of a run.
+
+    Args:
+        job: the job.
+        path: folder from which workers import programs, or several of them.
+        checkpoints: URL of the checkpoint storage, or a folder; empty for the folder of the run.
+        wanted: the other attributes of the plan.
+
+    Raises:
+        BadRequest: an argument is invalid.
+    """
+    for name in ("start_timeout_s", "save_timeout_s"):
+        check_seconds(name, wanted[name])
+        if wanted[name] <= 0:
+            raise errors.BadRequest(f"{name} is {wanted[name]:g}; give a number of seconds above 0")
+    for name in ("servers", "workers"):
+        check_count(name, wanted[name], 1)
+    return RunPlan(job=job, path=_existing("path", path), checkpoints=_storage(checkpoints), **wanted)
+
+
+def _storage(given: Any) -> str:
+    """Returns the URL of a storage, with an absolute path. Raises BadRequest if Shoal cannot use it."""
+    check_type("checkpoints", given, (str, os.PathLike), "a folder or a URL, such as 's3://bucket/runs'")
+    url = str(os.fspath(given))
+    if "://" in url:
+        return Checkpoints(url).url
+    return _existing("checkpoints", url)[0] if url else ""
 
 
 def executor_parameters(options: Mapping[str, Any], save_timeout_s: float) -> dict[str, Any]:
@@ -243,19 +270,13 @@ def executor_parameters(options: Mapping[str, Any], save_timeout_s: float) -> di
     return {"slurm_signal_delay_s": delay_s, **options, "slurm_srun_args": [*needed, *given]}
 
 
-def program_folders(path: Any) -> tuple[str, ...]:
-    """Returns the absolute paths of the folders that programs are imported from.
-
-    Raises:
-        BadRequest: one of them is not a folder.
-    """
-    given = [path] if isinstance(path, str | os.PathLike) else path
-    check_type("path", given, Sequence, "a folder, such as 'examples', or a list of them")
-    found = [Path(each).absolute() for each in given]
+def _existing(name: str, given: Any) -> tuple[str, ...]:
+    """Returns the absolute paths of one or several folders. Raises BadRequest if one of them is not a folder."""
+    found = [Path(each).expanduser().absolute() for each in texts(name, given)]
     for folder in found:
         if not folder.is_dir():
-            raise errors.BadRequest(f"path {str(folder)!r} is not a folder; create it, or name another one")
+            raise errors.BadRequest(f"{name} {str(folder)!r} is not a folder; create it, or name another one")
     return tuple(map(str, found))
 
 
-__all__ = ["RunTask", "SlurmRun", "executor_parameters", "program_folders", "submit"]
+__all__ = ["RunTask", "SlurmRun", "executor_parameters", "make_plan", "submit"]

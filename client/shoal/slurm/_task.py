@@ -45,7 +45,7 @@ def run_task(folder: RunFolder, place: Allocation, *, hold_s: float = 0.0) -> No
     role, index = "task", place.rank
     with EndSignals() as signals:
         try:
-            plan = folder.plan()
+            plan = folder.plan(place.run)
             check_size(place.tasks, plan.servers, plan.workers)
             role, index = role_of(place.rank, plan.servers)
             configure_logging("console", "info", task=str(place.rank), role=role)

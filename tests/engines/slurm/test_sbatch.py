@@ -98,7 +98,7 @@ def test_the_recipe_trains_is_requeued_and_goes_on(batch: Batch, tmp_path: Path)
     srun(script).send_signal(signal.SIGUSR2)  # before the time limit
     assert script.wait(timeout=60) == 75, batch.log
     assert batch.slurm.asked == ["requeue 417"]
-    saved = shoal.Checkpoints(batch.run.checkpoints).show("digits/1")
+    saved = shoal.Checkpoints(batch.run.checkpoints(batch.run.plan())).show("digits/1")
     assert saved.step >= 50
 
     epochs = 2 * saved.step * BATCH_SIZE // IMAGES + 20  # more than it has trained with one or two workers
@@ -109,7 +109,7 @@ def test_the_recipe_trains_is_requeued_and_goes_on(batch: Batch, tmp_path: Path)
     assert progress.earlier_steps >= saved.step - 1
     assert progress.samples == epochs * IMAGES
     assert batch.slurm.asked == ["requeue 417"]
-    params = shoal.Checkpoints(batch.run.checkpoints).read("digits")
+    params = shoal.Checkpoints(batch.run.checkpoints(batch.run.plan())).read("digits")
     assert shoal.evaluate(Digits(), params)["accuracy"] >= 0.97
 
 

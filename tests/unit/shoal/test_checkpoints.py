@@ -252,9 +252,10 @@ class TestTheFolder:
         (tmp_path / "digits" / "00000009").write_text("no folder")
         assert [str(it) for it in Checkpoints(str(tmp_path)).list()] == ["digits/1"]
 
-    def test_a_url_that_is_no_folder_is_refused(self) -> None:
-        with pytest.raises(errors.BadRequest, match="cannot be stored at nothing://bucket"):
-            Checkpoints("nothing://bucket")
+    @pytest.mark.parametrize("url", ["nothing://bucket", "github://needs-more-than-a-url"])
+    def test_a_url_of_no_storage_is_refused(self, url: str) -> None:
+        with pytest.raises(errors.BadRequest, match=f"cannot be stored at {url}"):
+            Checkpoints(url)
 
 
 class TestOtherFrameworks:

@@ -88,12 +88,13 @@ def issue(
 ) -> None:
     """Makes a certificate and a key for one more holder, such as another submitter or the worker of another host.
 
-    Writes NAME.pem and NAME-key.pem. The holder also needs ca.pem. The cluster identifies the owner of a job or a
-    member by NAME. Existing files are never overwritten.
+    Writes NAME.pem and NAME-key.pem, and with --out also ca.pem: then that folder has all that the holder needs. The
+    cluster identifies the owner of a job or a member by NAME. Existing files are never overwritten.
     """
     with Output(as_json) as out:
-        from shoal._security.certificates import issue_certificate  # noqa: PLC0415 - slow
+        from shoal._security.certificates import hand_over_ca, issue_certificate  # noqa: PLC0415 - slow
 
+        shared = hand_over_ca(ca, out_folder) if out_folder else ca / "ca.pem"
         files = issue_certificate(role, name, host or (), ca=ca, folder=out_folder, days=days)
         certificate, key = (file.resolve() for file in files)
         if role == "trainer":
@@ -101,11 +102,16 @@ def issue(
             use += f"SHOAL_TRAINER_TLS_KEY={key}"
         else:
             holder = "`shoal up`" if role == "up" else f"The {role}"
-            use = f"{holder} uses them with\n  export SHOAL_TLS_CA={(ca / 'ca.pem').resolve()} "
+            use = f"{holder} uses them with\n  export SHOAL_TLS_CA={shared.resolve()} "
             use += f"SHOAL_TLS_CERT={certificate} SHOAL_TLS_KEY={key}"
         out.message(
             f"wrote {certificate} and {key}, valid for {days} days. {use}",
-            {"folder": str(certificate.parent), "files": [file.name for file in files], "days": days},
+            {
+                "folder": str(certificate.parent),
+                "files": [file.name for file in files],
+                "ca": str(shared.resolve()),
+                "days": days,
+            },
         )
 
 

@@ -57,6 +57,8 @@ def test_file_named_twice_is_refused(folder: Path) -> None:
 def test_unknown_protocol_is_refused() -> None:
     with refused("gopher://x cannot be read: Protocol not known: gopher"):
         Parquet("gopher://x")
+    with refused("github://x cannot be read: .*missing"):
+        Parquet("github://x")
 
 
 @pytest.mark.parametrize(("source", "name"), [(Parquet, "a.parquet"), (Csv, "a.csv"), (Arrays, "a.npy")])

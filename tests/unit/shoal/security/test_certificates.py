@@ -122,6 +122,24 @@ def test_another_submitter_gets_a_certificate_with_its_own_name(tmp_path: Path) 
     TlsFiles(ca / "ca.pem", certificate, ca / "ann-key.pem")  # they fit together
 
 
+def test_a_folder_for_a_colleague_has_all_that_a_client_needs(tmp_path: Path) -> None:
+    ca, folder = tmp_path / "certs", tmp_path / "ann"
+    make_certificates(ca)
+    issue = ["certs", "issue", "submitter", "--ca", str(ca), "--out", str(folder)]
+    result = CliRunner().invoke(app, [*issue, "ann"])
+    assert result.exit_code == 0, result.output
+    assert f"SHOAL_TLS_CA={folder}/ca.pem" in result.output
+    assert {file.name for file in folder.iterdir()} == {"ca.pem", "ann.pem", "ann-key.pem"}
+    TlsFiles(folder / "ca.pem", folder / "ann.pem", folder / "ann-key.pem")
+    assert CliRunner().invoke(app, [*issue, "bob"]).exit_code == 0, "the same CA stays"
+    other = tmp_path / "other"
+    make_certificates(other)
+    refused = CliRunner().invoke(app, ["certs", "issue", "reader", "eve", "--ca", str(other), "--out", str(folder)])
+    assert refused.exit_code == 2
+    assert "choose a new folder with --out" in refused.output
+    assert not (folder / "eve.pem").exists()
+
+
 def test_the_worker_of_another_host_gets_a_certificate_of_this_host(tmp_path: Path) -> None:
     ca, folder = tmp_path / "certs", tmp_path / "node-2"
     make_certificates(ca)

@@ -49,6 +49,10 @@ def test_options_of_roles_are_part_of_the_plan(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     assert prepare(folder.path, "--flag", "server=--log-level=info", "--device", "cpu") == (0, "")
     assert folder.plan().flags == {"server": ["--log-level=info"], "worker": ["--device", "cpu"]}
+    trainers = ("--allow-program", "vision.*", "--trainer-env", "AWS_REGION", "--checkpoints", "s3://bucket/digits")
+    assert prepare(folder.path, *trainers) == (0, "")
+    assert folder.plan().flags == {"worker": ["--allow-program", "vision.*", "--trainer-env", "AWS_REGION"]}
+    assert folder.plan().checkpoints == "s3://bucket/digits"
     with pytest.raises(errors.BadRequest, match="is not ROLE=OPTION"):
         parse_flags(["--log-level=info"])
 

@@ -40,8 +40,8 @@ def test_starts_that_add_no_checkpoint_are_limited(folder: RunFolder, monkeypatc
     """The checkpoint is the newest one at the beginning of a start."""
     for restarts, checkpoint in enumerate((0, 1, 1, 1)):
         folder.mark_unfinished(f"41.{restarts}.0.0", checkpoint)
-    monkeypatch.setattr(folder, "newest_checkpoint", lambda: 2)
+    monkeypatch.setattr(folder, "newest_checkpoint", lambda _: 2)
     assert not refusal(folder, "41", "3", 3)
-    monkeypatch.setattr(folder, "newest_checkpoint", lambda: 1)
+    monkeypatch.setattr(folder, "newest_checkpoint", lambda _: 1)
     assert "3 allocations in a row ended without a new checkpoint" in refusal(folder, "41", "3", 3)
     assert not refusal(folder, "41", "3", 4)

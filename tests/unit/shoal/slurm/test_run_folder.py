@@ -52,6 +52,18 @@ def test_a_second_submission_keeps_the_certificates(folder: RunFolder) -> None:
     assert folder.plan().workers == 4
 
 
+def test_a_submission_keeps_its_plan_when_a_later_one_waits_in_the_queue(folder: RunFolder) -> None:
+    folder.prepare(plan(servers=2), "417")
+    folder.prepare(plan(servers=3), "418")
+    assert [folder.plan(run).servers for run in ("417", "418", "", "one without a plan of its own")] == [2, 3, 3, 3]
+
+
+def test_checkpoints_are_in_the_folder_of_the_run_or_where_the_plan_says(folder: RunFolder) -> None:
+    assert folder.checkpoints(plan()) == f"{folder.path}/checkpoints"
+    folder.prepare(plan(checkpoints="s3://bucket/digits"), "417")
+    assert folder.checkpoints(folder.plan("417")) == "s3://bucket/digits"
+
+
 def test_it_has_the_run_of_one_job(folder: RunFolder) -> None:
     with pytest.raises(errors.BadRequest, match="has the run of the job digits, not of other"):
         folder.prepare(plan(job=shoal.Job("digits:Digits", name="other")))
@@ -119,4 +131,4 @@ def test_a_plan_that_would_wait_forever_is_refused(changes: dict[str, Any], mess
 
 def test_a_job_without_checkpoints_keeps_its_own_start(folder: RunFolder) -> None:
     start = shoal.Job("digits:Digits", name="digits", restore="pretrained", partial_restore=True)
-    assert resumed(start, shoal.Checkpoints(folder.checkpoints)) == start
+    assert resumed(start, shoal.Checkpoints(folder.checkpoints(plan()))) == start

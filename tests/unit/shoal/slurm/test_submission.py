@@ -28,6 +28,11 @@ JOB = shoal.Job("digits:Digits", name="digits", workers=2)
         ({"flags": {"trainer": ["--x"]}}, "flags has 'trainer'"),
         ({"flags": {"worker": "--x"}}, "flags has 'worker'"),
         ({"start_timeout_s": -1.0}, "start_timeout_s"),
+        ({"allow_programs": [3]}, "allow_programs"),
+        ({"trainer_env": 3}, "trainer_env"),
+        ({"checkpoints": "missing"}, "checkpoints .*missing' is not a folder"),
+        ({"checkpoints": "nothing://runs"}, "cannot be stored at nothing://runs"),
+        ({"checkpoints": 3}, "checkpoints"),
     ],
 )
 def test_refuses_what_cannot_run(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
