@@ -24,7 +24,7 @@ pytest.importorskip("submitit", reason="submitit is not installed: pip install '
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[3]
-IMAGES, EPOCHS, TASKS = len(Digits().dataset), 60, 3
+IMAGES, EPOCHS, TASKS = len(Digits().dataset), 30, 3
 
 
 class Allocation:

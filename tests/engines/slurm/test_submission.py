@@ -29,7 +29,7 @@ pytest.importorskip("submitit", reason="submitit is not installed: pip install '
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[3]
-IMAGES, BATCH_SIZE, EPOCHS = len(Digits().dataset), 32, 60
+IMAGES, BATCH_SIZE, EPOCHS = len(Digits().dataset), 32, 30
 SAMPLES = EPOCHS * IMAGES
 RUNS: list[shoal.slurm.SlurmRun] = []  # that have not been looked after yet
 
@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def requeued(folder: Path) -> shoal.slurm.SlurmRun:
     """A run that was requeued in the middle of its training, and has ended."""
-    run = submit(digits(), folder)
+    run = submit(digits(epochs=2 * EPOCHS), folder)
     await_steps(run, 100)
     signal_tasks(run, signal.SIGUSR2)
     run.wait(timeout_s=200)
@@ -110,14 +110,14 @@ def test_a_requeue_goes_on_from_the_checkpoint(requeued: shoal.slurm.SlurmRun) -
     assert first.step >= 50  # of each of two workers
     assert progress.earlier_steps >= 2 * (first.step - 1)
     assert progress.lost_steps == 0
-    assert progress.samples == progress.total_samples == SAMPLES
+    assert progress.samples == progress.total_samples == 2 * SAMPLES
     assert log(requeued).count("the coordinator runs") == 2
     assert "checkpoint=digits/1" in log(requeued)
     assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob("shoal-slurm-*"))
 
 
 def test_a_further_start_of_a_run_that_has_ended_ends_at_once(requeued: shoal.slurm.SlurmRun) -> None:
-    assert requeued.wait(timeout_s=0.0).progress.samples == SAMPLES
+    assert requeued.wait(timeout_s=0.0).progress.samples == 2 * SAMPLES
     with pytest.raises(errors.Unreachable, match="does not run"):
         requeued.client()
 
