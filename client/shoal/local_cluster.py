@@ -115,6 +115,7 @@ class LocalCluster:
         self._processes: dict[tuple[str, int], RoleProcess] = {}
         self._fork_server: ForkServer | None = None  # while the cluster runs; see `_forks`
         self._state: Path | None = None  # the coordinator's temporary folder while the cluster runs
+        self._held = -1  # the descriptor that holds it
         # While the cluster runs: the coordinator's ports, so that a restart finds them free.
         self._reserved = ExitStack()
         self._addresses = (listen, page_listen, _LOOPBACK)
@@ -178,11 +179,8 @@ class LocalCluster:
             undo.callback(self.stop)
             self._make_folders()
             self._state = Path(tempfile.mkdtemp(prefix="shoal-"))
-            self._addresses = (
-                self._reserve(self._listen),
-                self._reserve(self._page_listen),
-                self._reserve(_LOOPBACK),
-            )
+            self._held = private_files.hold(self._state)
+            self._addresses = self._reserve(self._listen), self._reserve(self._page_listen), self._reserve(_LOOPBACK)
             coordinator = self._launch("coordinator", 0, *self._addresses)
             for role, count in self._counts.items():
                 if count:
@@ -213,6 +211,7 @@ class LocalCluster:
         self._reserved.close()
         if self._state:
             shutil.rmtree(self._state, ignore_errors=True)
+            os.close(self._held)
             self._state = None
 
     def kill(self, role: str, index: int = 0) -> None:

@@ -49,11 +49,13 @@ class WorkerScaling:
 class Autoscaler:
     """A thread that adds and removes workers as a `WorkerScaling` decides.
 
+    Workers are added at the same time, each by a thread of its own, so that an engine can start nodes for all of them.
+
     Args:
         scaling: decides.
         wanted: returns the metric.
-        workers: returns the workers by name, and whether each of them has a job.
-        add: adds a worker.
+        workers: returns the workers by name, without those that are being added, and whether each of them has a job.
+        add: adds a worker, and returns when it is there.
         remove: removes the worker of a name.
         period_s: seconds between two looks.
 
@@ -73,6 +75,7 @@ class Autoscaler:
         self._scaling, self._wanted, self._workers = scaling, wanted, workers
         self._add, self._remove, self._period_s = add, remove, period_s
         self._stopping, self._reason = threading.Event(), ""
+        self._additions: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._run, name="autoscaler", daemon=True)
 
     def start(self) -> None:
@@ -80,25 +83,39 @@ class Autoscaler:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread, and waits for it for at most `timeout_s` seconds."""
+        """Ends the threads, and waits for them for at most `timeout_s` seconds."""
         self._stopping.set()
-        self._thread.join(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        for thread in (self._thread, *self._additions):
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def look(self) -> None:
         """Looks at the metric once. Only the thread and tests call it."""
-        try:
-            added, removed = self._scaling.change(self._wanted(), self._workers(), time.monotonic())
-            for _ in range(added):
-                if not self._stopping.is_set():
-                    self._add()
-            for name in removed:
-                self._remove(name)
+        self._additions = [thread for thread in self._additions if thread.is_alive()]
+        coming = {f"addition {number}": True for number in range(len(self._additions))}
+        if self._succeeds(lambda: self._change(coming)) and not self._additions:
             self._reason = ""
-        except Exception as error:  # of Shoal or of the engine; the thread must not end
+
+    def _change(self, coming: Mapping[str, bool]) -> None:
+        added, removed = self._scaling.change(self._wanted(), {**self._workers(), **coming}, time.monotonic())
+        for _ in range(0 if self._stopping.is_set() else added):
+            thread = threading.Thread(target=self._succeeds, args=[self._add], name="addition of a worker", daemon=True)
+            thread.start()
+            self._additions.append(thread)
+        for name in removed:
+            self._remove(name)
+
+    def _succeeds(self, action: Callable[[], object]) -> bool:
+        """Does something, and returns whether it raised no exception. A thread must not end because of one."""
+        try:
+            action()
+        except Exception as error:  # of Shoal or of the engine
             reason = error.message if isinstance(error, errors.ShoalError) else f"{type(error).__name__}: {error}"
             if reason != self._reason and not self._stopping.is_set():  # once, and not at each look
                 self._reason = reason
                 _log.warning("cannot change the number of workers", reason=reason)
+            return False
+        return True
 
     def _run(self) -> None:
         while not self._stopping.wait(self._period_s):

@@ -19,8 +19,8 @@ from shoal import errors
 from shoal._system import private_files
 
 _RANDOM_BYTES = 8
-# By the folders of this process: the ends of the pipes for which their shells wait.
-_pipes: dict[Path, int] = {}
+# By the folders of this process: the ends of the pipes for which their shells wait, and what holds the folders.
+_held: dict[Path, tuple[int, int]] = {}
 # A shell that waits for the end of its standard input, which is a pipe from the process that owns the folder. Then it
 # removes the folder, unless another process renames it in time. An engine kills the children of a process, so the
 # shell is no child: the one that is started ends at once.
@@ -71,8 +71,8 @@ def claim(name: str, files: Mapping[str, bytes], kept_s: int) -> Path:
 def release(folder: Path) -> None:
     """Removes a folder, and ends its shell."""
     shutil.rmtree(folder, ignore_errors=True)
-    if (writing := _pipes.pop(folder, None)) is not None:
-        os.close(writing)
+    for descriptor in _held.pop(folder, ()):
+        os.close(descriptor)
 
 
 def _taken_over(earlier: Path, folder: Path) -> bool:
@@ -86,7 +86,9 @@ def _taken_over(earlier: Path, folder: Path) -> bool:
 
 
 def _watch(folder: Path, kept_s: int) -> None:
-    reading, _pipes[folder] = os.pipe()  # the end for writing is closed when this process ends, in any way
+    lock = private_files.hold(folder)
+    reading, writing = os.pipe()  # the end for writing is closed when this process ends, in any way
+    _held[folder] = writing, lock
     command = ["/bin/sh", "-c", _WATCH, "sh", str(folder), str(kept_s)]
     subprocess.run(command, stdin=reading, start_new_session=True, cwd="/", check=True)  # noqa: S603 - our own
     os.close(reading)

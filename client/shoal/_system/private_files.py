@@ -7,6 +7,7 @@ access to the group of the folder, for roles that share a volume under several u
 their permissions.
 """
 
+import fcntl
 import os
 import stat
 from collections.abc import Mapping
@@ -55,6 +56,13 @@ def make_folder(folder: Path) -> None:
         with suppress(FileExistsError):
             missing.mkdir(mode=0o700)
             missing.chmod(mode)  # the process's umask does not apply to what the operator asked for
+
+
+def hold(folder: Path) -> int:
+    """Returns a descriptor with a lock: until it is closed, systemd-tmpfiles keeps old files here (tmpfiles.d(5))."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
 
 
 def state_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -129,6 +137,7 @@ __all__ = [
     "create",
     "file_mode",
     "folder_mode",
+    "hold",
     "make_folder",
     "read_secret",
     "state_folder",

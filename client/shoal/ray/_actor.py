@@ -21,7 +21,7 @@ _log = Log(__name__)
 
 # Seconds between two looks at the child, and between two looks at the coordinator's address.
 LOOK_S, ADDRESS_S = 0.2, 5.0
-# Seconds before a child or an actor that did not start is started again. Its predecessor may still have its port.
+# Seconds before an actor that did not start is started again. Its predecessor may still have its port.
 PAUSE_S = 1.0
 # Seconds that a role has to stop before it is killed, and those that a worker has to finish its batch.
 STOP_S, LEAVE_S = 10.0, 40.0
@@ -43,7 +43,8 @@ class RoleActor:
 
     def __init__(self, spec: RoleSpec, coordinator: str, namespace: str) -> None:
         self._spec, self._coordinator, self._namespace = spec, coordinator, namespace
-        self._returned = True  # a start that fails is tried again, because the role has been ready, or Ray cannot tell
+        # Whether Ray has started this actor before, which is not known yet. Then a start that fails is tried again.
+        self._returned = True
         self._lock = threading.Lock()  # between the start of a child and the end of the actor: no child starts after it
         self._ending = threading.Event()
         self._child: RoleChild | None = None
@@ -156,11 +157,11 @@ class RoleActor:
         if status is None:  # it must find the coordinator elsewhere
             self._returned = self._returned or child.ready is not None
             return True
-        if child.ready and status == 0:
+        if child.ready and status == 0 and self._spec.role != "worker":  # nobody asks a worker to leave in this way
             self._failure = f"{name} was asked to stop, and has left the cluster"
             return False
         if child.ready:
-            pause_s = pause_after_death(self._folder, status, time.monotonic() - child.ready_at)
+            pause_s = pause_after_death(self._folder, time.monotonic() - child.ready_at)
             _log.warning("the role has ended, and Ray starts its actor again", name=name, status=status, in_s=pause_s)
             self._exit_after(pause_s)
             return False
@@ -168,8 +169,9 @@ class RoleActor:
         if not self._returned:
             self._failure = f"{reason}{_log_excerpt()}"
             return False
-        _log.warning(reason)
-        return not self._ending.wait(PAUSE_S)
+        pause_s = pause_after_death(self._folder, 0.0)
+        _log.warning(reason, in_s=pause_s)
+        return not self._ending.wait(pause_s)
 
     def _exit_if_returned(self, error: BaseException) -> None:
         """Exits the process, so that Ray starts the actor again. After an exception, Ray may leave it as it is."""

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -66,8 +66,9 @@ class RayCluster:
         allow_programs: patterns of the programs that jobs may name; see `shoal.LocalCluster`.
         trainer_env: environment variables that programs get; see `shoal.LocalCluster`.
         checkpoints: URL of the checkpoint storage, or a folder that all nodes share. "" means no checkpoints.
-        store: file for the coordinator's state, which is kept. It must be on storage that all nodes share, if the
-            state is to survive the loss of the coordinator's node. "" means a temporary file on that node.
+        store: file for the coordinator's state, which is kept. "" means a temporary file on that node. To survive the
+            loss of the node, it must be on storage that all nodes share, and whose locks and syncs work; not all
+            network file systems have them.
         page: whether there is a web page.
         env: environment variables for the roles, in addition to those of Ray's processes.
         flags: further flags by role: {"coordinator": ["--heartbeat-timeout", "2"]}; see `shoal coordinator --help`.
@@ -127,6 +128,7 @@ class RayCluster:
         self._certificates: ClusterCertificates | None = None
         self._scaler: Autoscaler | None = None
         self._draining: set[str] = set()  # workers that are being removed
+        self._adding: set[str] = set()  # workers that are being added
 
     @property
     def address(self) -> str:
@@ -140,8 +142,12 @@ class RayCluster:
 
     @property
     def metrics(self) -> dict[str, str]:
-        """The host:port of each role's /metrics, by the role's name, such as "server-0"."""
-        return {name: self.report(name)["metrics"] for name in self.actors}
+        """The host:port of each role's /metrics, by the role's name, such as "server-0". Roles that left have none."""
+        found = {}
+        for name in self.actors:
+            with suppress(errors.StartFailed, errors.BadRequest):
+                found[name] = str(self.report(name)["metrics"])
+        return found
 
     @property
     def actors(self) -> dict[str, Any]:
@@ -290,6 +296,8 @@ class RayCluster:
     def _add_worker(self, timeout_s: float) -> str:
         roles, deadline = self._running, time.monotonic() + timeout_s
         name = roles.name_worker()
+        with self._lock:
+            self._adding.add(name)
         try:
             wanted = [Request(name, self._resources["worker"])]
             roles.place(wanted, deadline, wait_for_nodes=self._wait_for_nodes)
@@ -298,6 +306,9 @@ class RayCluster:
         except BaseException:
             roles.end([name], "stop", STOP_S)
             raise
+        finally:
+            with self._lock:
+                self._adding.discard(name)
         return name
 
     def _spec(self, name: str) -> RoleSpec:
@@ -331,7 +342,7 @@ class RayCluster:
         self._scaler.start()
 
     def _workers(self) -> dict[str, bool]:
-        """Returns the workers, the oldest first, and whether each of them may have a job.
+        """Returns the workers that are neither coming nor leaving, the oldest first, and whether each may have a job.
 
         A worker that is starting again may have one, so only a live worker without a job has none.
         """
@@ -339,7 +350,7 @@ class RayCluster:
             idle = {it.member for it in client.status().alive(Role.WORKER) if not it.job}
         workers = [name for name in self.actors if _role_of(name) == "worker"]
         with self._lock:
-            return {name: name not in idle for name in workers if name not in self._draining}
+            return {name: name not in idle for name in workers if name not in self._draining | self._adding}
 
     def _wanted_workers(self) -> int:
         """Returns the coordinator's metric."""

@@ -12,7 +12,7 @@ def connect() -> None:
 
     Raises:
         StartFailed: the Ray cluster has another version of Ray or Python.
-        Unreachable: there is no Ray cluster at the address.
+        Unreachable: there is no Ray cluster at the address, or this machine is not a node of it.
     """
     if ray.is_initialized():
         return
@@ -20,7 +20,10 @@ def connect() -> None:
         ray.init()
     except RuntimeError as error:
         if "ersion mismatch" not in str(error):
-            raise
+            raise errors.Unreachable(
+                f"cannot connect to Ray: {error}. Run this on a node of the Ray cluster, such as in a job of Ray; "
+                "RAY_ADDRESS names the cluster"
+            ) from None
         raise errors.StartFailed(
             "the Ray cluster has another version of Ray or Python than this process; run this command with the same "
             f"versions as the cluster. {error}"

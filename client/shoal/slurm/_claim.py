@@ -105,8 +105,10 @@ class FolderClaim:
 
     @property
     def held(self) -> bool:
-        """Whether this is the newest claim."""
-        return max(_numbers(self._folder), default=0) <= self._number
+        """Whether this is the newest claim, as far as the file server tells it now."""
+        with suppress(OSError):
+            return max(_numbers(self._folder), default=0) <= self._number
+        return True
 
     def check(self) -> None:
         """Raises JobRunning if another allocation has taken the folder over."""

@@ -11,8 +11,7 @@ import typer
 from shoal import errors
 from shoal._cli.job_options import with_job_options
 from shoal._cli.output import Output
-from shoal._engines import ROLES, trainer_flags
-from shoal._role import flags as role_flags
+from shoal._engines import ROLES
 from shoal.job import Job
 from shoal.slurm._requeue import refusal
 from shoal.slurm._run_folder import Phase, RunFolder
@@ -29,14 +28,21 @@ _RunPath = Annotated[Path, typer.Option("--folder", help="Folder of the run, on 
 @with_job_options
 def prepare(
     job: Callable[[], Job],
+    context: typer.Context,
     folder: _RunPath,
     servers: Annotated[int, typer.Option(min=1, help="Number of servers.")] = 1,
     path: Annotated[
         list[Path] | None,
         typer.Option(help="Folder to import programs from. Repeatable. Default: the working directory."),
     ] = None,
-    allow_program: role_flags.AllowPrograms = None,
-    trainer_env: role_flags.TrainerEnvironment = None,
+    allow_program: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Program that the job may name; see `shoal worker --help`. Repeatable."),
+    ] = None,
+    trainer_env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=VALUE]", help="Environment variable that programs get. Repeatable."),
+    ] = None,
     checkpoints: Annotated[
         str,
         typer.Option(
@@ -61,19 +67,15 @@ def prepare(
 ) -> None:
     """Writes the job to the folder of the run, with new certificates if it has none. Give the job a --name."""
     with Output(as_json=False):
+        if not context.params.get("name"):
+            raise errors.BadRequest("the job has no name; give it a --name, by which the next start finds it")
         wanted, flags = job(), parse_flags(flag or ())
-        chosen = ["--device", device] if device else []
-        trainers = trainer_flags(allow_program or (), trainer_env or ())
-        plan = make_plan(
-            wanted,
-            servers=servers,
-            workers=wanted.workers,
-            path=path or ".",
-            flags=flags | {"worker": [*trainers, *flags.get("worker", ()), *chosen]},
-            checkpoints=checkpoints,
-            start_timeout_s=start_timeout,
-            save_timeout_s=save_timeout,
-        )
+        if device:
+            flags.setdefault("worker", []).extend(("--device", device))
+        counts = {"servers": servers, "workers": wanted.workers}
+        programs = {"path": path or ".", "allow_programs": allow_program or (), "trainer_env": trainer_env or ()}
+        times = {"start_timeout_s": start_timeout, "save_timeout_s": save_timeout}
+        plan = make_plan(wanted, checkpoints=checkpoints, flags=flags, **counts, **programs, **times)
         files = RunFolder(folder)
         run = os.environ.get("SLURM_JOB_ID", "")
         files.refuse_second(run)

@@ -29,9 +29,12 @@ from shoal.v1 import job_pb2
 
 _log = Log(__name__)
 
-# Seconds for which a call is repeated while the coordinator does not answer, for which the other tasks may take to
-# leave, and that servers get beyond their own limit.
-_RETRY_S, _LEAVE_S, _MARGIN_S = 2.0, 20.0, 10.0
+# Seconds for which a call is repeated while the coordinator does not answer.
+_RETRY_S = 2.0
+# Seconds that the other tasks have to leave.
+_LEAVE_S = 20.0
+# Seconds that servers get beyond `RunPlan.save_timeout_s`.
+_MARGIN_S = 10.0
 # Seconds from the signal to the end of all tasks, beyond those that servers may take to save: the last 10 s are for a
 # busy file system and for the requeue.
 END_S = _MARGIN_S + _LEAVE_S + STOP_S + 10.0
@@ -154,7 +157,10 @@ class CoordinatorTask:
                 "tasks say why. Nodes must reach each other on all ports, and import Shoal"
             )
         if not missing:
-            self._handle = client.submit(resumed(plan.job, Checkpoints(self._folder.checkpoints(plan))))
+            try:
+                self._handle = client.submit(resumed(plan.job, Checkpoints(self._folder.checkpoints(plan))))
+            except errors.JobExists:  # the answer to an earlier try was lost: this coordinator has no other job
+                self._handle = client.job(plan.job.name)
 
     def _ended(self, handle: JobHandle) -> JobStatus | None:
         """Returns the status of the job if it has ended, and keeps it in the folder."""

@@ -69,10 +69,16 @@ class RoleRunner:
         elif now - self._started > self._start_timeout_s:
             raise errors.StartFailed(f"{self._name} was not ready after {self._start_timeout_s:g} s; see its log above")
 
+    @property
+    def dead(self) -> bool:
+        """Whether it has died, and is not started again yet."""
+        return self._policy.death is not None
+
     def drain(self) -> None:
         """Asks the role, once, to leave as SIGTERM does: a server saves or moves its shards first."""
         if not self._asked:
             self._asked = True
+            self.left = self.dead  # there is nothing to save
             self._child.ask_to_leave()
 
     def __enter__(self) -> "RoleRunner":

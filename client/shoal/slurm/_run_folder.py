@@ -20,7 +20,9 @@ import errno
 import json
 import os
 import stat
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -40,6 +42,10 @@ _PLAN, _COORDINATOR = "run.json", "coordinator.json"
 _CERTIFICATES, _CLAIMS = "certificates", "claims"
 _OUTCOMES, _FAILURES, _UNFINISHED = "outcomes", "failures", "unfinished"
 _CHECKPOINTS, _PLANS = "checkpoints", "plans"
+# What a file server answers while it starts again or is overloaded. A write is then repeated
+# so many times, after a pause in seconds.
+_PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.ESHUTDOWN, errno.EREMOTEIO}
+_REPEATS, _PAUSE_S = 20, 1.0
 _FOLDERS = (_CHECKPOINTS, _PLANS, _OUTCOMES, _FAILURES, _UNFINISHED, _CLAIMS)
 
 
@@ -197,8 +203,14 @@ class RunFolder:
         self._write(_COORDINATOR, json.dumps(asdict(said) | {"phase": said.phase.value}).encode())
 
     def announced(self, attempt: str = "") -> Announcement | None:
-        """Returns the latest announcement, or None if there is none of this attempt. "" means any attempt."""
-        written = self._read(_COORDINATOR)
+        """Returns the latest announcement, or None if there is none of this attempt, or if it cannot be read now.
+
+        Args:
+            attempt: id of the start of the tasks. "" means any.
+        """
+        written = None
+        with suppress(OSError):
+            written = self._read(_COORDINATOR)
         if written is None:
             return None
         said = json.loads(written)
@@ -243,9 +255,10 @@ class RunFolder:
         self._write(f"{_FAILURES}/{attempt}.{name}", f"{name}: {reason}".encode())
 
     def failures(self, run: str) -> list[str]:
-        """Returns why tasks of a run, or of one attempt of it, failed."""
-        found = sorted((self.path / _FAILURES).glob(f"{run}.*"))
-        return [file.read_text() for file in found]
+        """Returns why tasks of a run, or of one attempt of it, failed, as far as that can be read now."""
+        with suppress(OSError):
+            return [file.read_text() for file in sorted((self.path / _FAILURES).glob(f"{run}.*"))]
+        return []
 
     def tls(self, holder: str) -> dict[str, str]:
         """Returns the environment variables that name the TLS files of a holder, such as "server"."""
@@ -300,6 +313,18 @@ class RunFolder:
             raise
 
     def _write(self, name: str, content: bytes) -> None:
+        for _ in range(_REPEATS):
+            try:
+                self._write_once(name, content)
+            except OSError as error:
+                if error.errno not in _PASSING:
+                    raise
+                time.sleep(_PAUSE_S)
+            else:
+                return
+        self._write_once(name, content)
+
+    def _write_once(self, name: str, content: bytes) -> None:
         with atomic_write(self.path / name) as unfinished, open(private_files.create(unfinished), "wb") as file:
             file.write(content)
 

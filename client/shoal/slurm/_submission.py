@@ -108,7 +108,7 @@ class SlurmRun:
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            over = self.job.done() or self._has_vanished()  # before the outcome, which is written first
+            over = self._has_ended()  # before the outcome, which is written first
             if ended := self._files.outcome(self._run):
                 return ended.result()
             if over:
@@ -124,15 +124,19 @@ class SlurmRun:
         """Cancels the allocation. The job can go on from its newest checkpoint: submit it with the same folder."""
         self.job.cancel()
 
-    def _has_vanished(self) -> bool:
-        """Whether Slurm has said for a while that the allocation has ended. submitit knows it only from sacct."""
+    def _has_ended(self) -> bool:
+        """Whether the allocation has ended and will not start again, as far as this machine can know it.
+
+        submitit takes the state of a preempted allocation for its end, and knows states only from sacct. So Slurm's
+        queue must have said for a while that the allocation has ended.
+        """
+        if not self._in_slurm:
+            return bool(self.job.done())
         now = time.monotonic()
-        if self._in_slurm and now - self._asked_at >= _ASK_S:
-            self._asked_at = now
-            if presence(self.job.job_id) is not Presence.ENDED:
-                self._ended_at = math.inf
-            elif self._ended_at == math.inf:
-                self._ended_at = now
+        if now - self._asked_at >= _ASK_S:
+            self._asked_at, found = now, presence(self.job.job_id)
+            ended = found is Presence.ENDED or (found is Presence.UNKNOWN and self.job.done())
+            self._ended_at = min(self._ended_at, now) if ended else math.inf
         return now - self._ended_at >= _ENDED_FOR_S
 
     def _unfinished(self) -> str:
@@ -154,6 +158,7 @@ def submit(
     job: Job,
     *,
     folder: str | os.PathLike[str],
+    timeout_min: int,
     servers: int = 1,
     workers: int | None = None,
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = ".",
@@ -177,23 +182,22 @@ def submit(
     Args:
         job: the job. It names a program, and its name names its checkpoints.
         folder: folder of the run, on a file system that all nodes and this machine share. Only you can access it.
+        timeout_min: time limit of the allocation, in minutes. Shortly before it, the run is saved and requeued.
         servers: number of servers.
         workers: number of workers. None means that of the job.
         path: folder from which workers import programs, or several of them.
         allow_programs: patterns of the programs that the job may name; see `shoal.LocalCluster`.
         trainer_env: environment variables that programs get; see `shoal.LocalCluster`.
-        checkpoints: URL of the checkpoint storage of this run, or a folder that all nodes share. "" means a folder in
-            that of the run.
+        checkpoints: URL or shared folder for the checkpoints of this run. "" means a folder in that of the run.
         flags: further options by role, such as {"worker": ["--device", "cpu"]}; see `shoal worker --help`. Without
             this one, the tasks of a node take the GPUs that they see in turn.
         nodes: number of nodes.
-        tasks_per_node: number of tasks on each node. None means as many as the roles need. Tasks beyond that run
-            further workers, which take the place of workers that are lost.
+        tasks_per_node: number of tasks on each node. None means as many as the roles need. Others run further workers.
         start_timeout_s: how long tasks wait for each other, in seconds.
         save_timeout_s: seconds that servers may take to save the job. `slurm_signal_delay_s` is 50 s more by default.
         max_num_timeout: how often submitit requeues the allocation after its time limit.
         cluster: executor of submitit. None means Slurm, if it is here. "local" runs the tasks on this machine.
-        options: parameters of the executor, such as timeout_min, mem_gb, cpus_per_task or slurm_partition.
+        options: parameters of the executor, such as mem_gb, cpus_per_task or slurm_partition.
 
     Raises:
         BadRequest: tasks are missing, an argument is invalid, or the folder has another run or belongs to others.
@@ -201,40 +205,44 @@ def submit(
         ImportError: submitit is not installed. The message has the command that installs it.
     """
     check_type("job", job, Job, "a shoal.Job, such as shoal.Job('digits:Digits', workers=2)")
-    further = check_flags(flags)
-    plan = make_plan(
-        job,
-        servers=servers,
-        workers=job.workers if workers is None else workers,
-        path=path,
-        flags=further | {"worker": [*trainer_flags(allow_programs, trainer_env), *further.get("worker", ())]},
-        checkpoints=checkpoints,
-        start_timeout_s=start_timeout_s,
-        save_timeout_s=save_timeout_s,
-    )
+    counts = {"servers": servers, "workers": job.workers if workers is None else workers}
+    programs = {"path": path, "allow_programs": allow_programs, "trainer_env": trainer_env, "flags": flags}
+    times = {"start_timeout_s": start_timeout_s, "save_timeout_s": save_timeout_s}
+    plan = make_plan(job, checkpoints=checkpoints, **counts, **programs, **times)
     nodes, roles = check_count("nodes", nodes, 1), 1 + plan.servers + plan.workers
     tasks = check_count("tasks_per_node", tasks_per_node or math.ceil(roles / nodes), 1)
     check_size(nodes * tasks, plan.servers, plan.workers)
+    size = {"nodes": nodes, "tasks_per_node": tasks, "timeout_min": check_count("timeout_min", timeout_min, 1)}
+    return _submit(RunFolder(folder), plan, cluster, max_num_timeout, {"name": job.name} | size | options)
+
+
+def _submit(
+    files: RunFolder, plan: RunPlan, cluster: str | None, max_num_timeout: int, options: Mapping[str, Any]
+) -> SlurmRun:
+    """Writes a plan to the folder of a run, and submits the run to an executor; see `submit`."""
     open_executor = load("submitit", "shoal.slurm.submit", extra="slurm").AutoExecutor
-    files = RunFolder(folder)
     files.refuse_second()
     run = secrets.token_hex(4)
     files.prepare(plan, run)
     limits = {f"{name}_max_num_timeout": max_num_timeout for name in ("slurm", "local")}
     executor = open_executor(files.submitit, cluster=cluster, **limits)
-    parameters = executor_parameters({"name": job.name} | options, plan.save_timeout_s)
-    executor.update_parameters(nodes=nodes, tasks_per_node=tasks, **parameters)
+    executor.update_parameters(**executor_parameters(options, plan.save_timeout_s))
     submitted = executor.submit(RunTask(str(files.path), run))
     return SlurmRun(files.path, submitted, run, in_slurm=executor.cluster == "slurm")
 
 
-def make_plan(job: Job, *, path: Any, checkpoints: Any, **wanted: Any) -> RunPlan:
+def make_plan(
+    job: Job, *, path: Any, allow_programs: Any, trainer_env: Any, checkpoints: Any, flags: Any, **wanted: Any
+) -> RunPlan:
     """Returns the plan of a run.
 
     Args:
         job: the job.
         path: folder from which workers import programs, or several of them.
+        allow_programs: patterns of the programs that the job may name.
+        trainer_env: environment variables that programs get.
         checkpoints: URL of the checkpoint storage, or a folder; empty for the folder of the run.
+        flags: further options by role; None means none.
         wanted: the other attributes of the plan.
 
     Raises:
@@ -246,7 +254,9 @@ def make_plan(job: Job, *, path: Any, checkpoints: Any, **wanted: Any) -> RunPla
             raise errors.BadRequest(f"{name} is {wanted[name]:g}; give a number of seconds above 0")
     for name in ("servers", "workers"):
         check_count(name, wanted[name], 1)
-    return RunPlan(job=job, path=_existing("path", path), checkpoints=_storage(checkpoints), **wanted)
+    made = check_flags(flags)
+    made["worker"] = [*trainer_flags(allow_programs, trainer_env), *made.get("worker", ())]
+    return RunPlan(job=job, path=_existing("path", path), checkpoints=_storage(checkpoints), flags=made, **wanted)
 
 
 def _storage(given: Any) -> str:
@@ -260,8 +270,9 @@ def _storage(given: Any) -> str:
 
 def executor_parameters(options: Mapping[str, Any], save_timeout_s: float) -> dict[str, Any]:
     """Returns the parameters of an executor, with what a run needs. The user's options come last, so they win."""
-    # A task that is killed ends the allocation, which Slurm can then start again. Otherwise the others would wait.
-    needed = ["--kill-on-bad-exit=1"]
+    # A task that is killed ends the allocation, which Slurm can then start again. Otherwise the others would wait. One
+    # that has left does not: a site can let srun kill the others some time after the first end.
+    needed = ["--kill-on-bad-exit=1", "--wait=0"]
     if "cpus_per_task" in options:  # srun does not take it from sbatch
         needed.append(f"--cpus-per-task={options['cpus_per_task']}")
     given = options.get("slurm_srun_args") or []

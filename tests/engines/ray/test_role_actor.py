@@ -206,8 +206,8 @@ def test_no_child_starts_after_the_end(node: Node) -> None:
 def test_a_role_that_keeps_dying_is_started_later_each_time(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     backoffs: list[float] = []
 
-    def note(folder: Path, exit_status: int, lived_s: float) -> float:
-        backoffs.append(pause_after_death(folder, exit_status, lived_s))
+    def note(folder: Path, lived_s: float) -> float:
+        backoffs.append(pause_after_death(folder, lived_s))
         return 0.0
 
     monkeypatch.setattr(_actor, "pause_after_death", note)

@@ -26,7 +26,7 @@ def prepare(servers: int, workers: int, **options: Any) -> "RayCluster":
     Raises:
         NotConfigured: Ray is not installed.
         StartFailed: the Ray cluster has another version of Ray or Python.
-        Unreachable: there is no Ray cluster at the address.
+        Unreachable: there is no Ray cluster at the address, or this machine is not a node of it.
     """
     try:
         found: Any = importlib.import_module("shoal.ray")

@@ -6,6 +6,7 @@ import pytest
 
 from shoal import errors
 from shoal._engines import Autoscaler, WorkerScaling
+from support.waiting import wait_until
 
 
 def test_workers_are_added_at_once_within_the_limits() -> None:
@@ -64,7 +65,7 @@ def test_a_cluster_follows_what_is_wanted() -> None:
     scaler = cluster.scaler()
     cluster.wanted = 7
     scaler.look()
-    assert cluster.names == ["worker-0", "worker-1", "worker-2"]
+    wait_until(lambda: cluster.names == ["worker-0", "worker-1", "worker-2"], what="the new workers")
     cluster.wanted = 0
     scaler.look()
     assert cluster.names == ["worker-0"]
@@ -78,6 +79,32 @@ def test_a_refused_worker_is_tried_again_by_the_thread() -> None:
     assert cluster.changed.wait(10)
     scaler.stop(10)
     assert (cluster.refusals, cluster.names) == (0, ["worker-0", "worker-1"])
+
+
+def test_workers_are_added_together_and_none_twice_while_others_can_be_removed() -> None:
+    cluster, started, room = Cluster(), list[int](), threading.Event()
+
+    def add() -> None:
+        started.append(len(started))
+        assert room.wait(10)
+        cluster.names.append(f"worker-{len(cluster.names)}")
+
+    scaler = Autoscaler(
+        WorkerScaling(0, 3, idle_s=0),
+        wanted=lambda: cluster.wanted,
+        workers=lambda: dict.fromkeys(cluster.names, False),
+        add=add,
+        remove=cluster.names.remove,
+    )
+    cluster.wanted = 3
+    scaler.look()
+    scaler.look()
+    wait_until(lambda: started == [0, 1], what="both additions")
+    cluster.wanted = 0
+    scaler.look()
+    assert (cluster.names, started) == ([], [0, 1])
+    room.set()
+    wait_until(lambda: len(cluster.names) == 2, what="the new workers")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("Ray is away"), ValueError("no such actor"), OSError(11, "try again")])

@@ -45,6 +45,11 @@ def test_a_second_allocation_does_not_change_the_plan_of_a_run_that_goes_on(
         assert prepare(folder.path, "--servers", "4") == (0, "")
 
 
+def test_a_job_without_a_name_is_refused_because_a_requeue_would_not_find_it(tmp_path: Path) -> None:
+    status, output = command("prepare", "--folder", str(tmp_path / "run"), "--path", str(tmp_path), "digits:Digits")
+    assert (status, "give it a --name" in output) == (INVALID, True)
+
+
 def test_options_of_roles_are_part_of_the_plan(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     assert prepare(folder.path, "--flag", "server=--log-level=info", "--device", "cpu") == (0, "")

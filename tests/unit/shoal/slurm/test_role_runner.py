@@ -54,3 +54,24 @@ def test_a_role_that_is_not_ready_in_time_ends_the_task(tmp_path: Path) -> None:
         clock.now = 6.0
         with pytest.raises(errors.StartFailed, match="worker-0 was not ready after 5 s"):
             role.poll()
+
+
+def test_a_role_that_has_died_is_not_started_again_when_it_should_leave(tmp_path: Path) -> None:
+    clock, environment = Clock(), {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    starts: list[float] = []
+
+    def flags(_: str) -> list[str]:
+        starts.append(clock.now)
+        return ["--nonsense"]
+
+    def dead() -> bool:
+        role.poll()
+        return role.dead
+
+    with RoleRunner("server", "server-0", flags, environment, start_timeout_s=5, clock=clock) as role:
+        wait_until(dead, timeout_s=60, what="the death of the role")
+        role.drain()
+        clock.now = 100.0
+        role.poll()
+        assert role.left
+    assert starts == [0.0]

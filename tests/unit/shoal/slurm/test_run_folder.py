@@ -1,13 +1,17 @@
 """The folder of a run: its files, their modes, and who may use it."""
 
+import errno
+import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import shoal
 from shoal import errors
+from shoal.slurm import _run_folder
 from shoal.slurm._allocation import Allocation
 from shoal.slurm._coordinator_task import resumed
 from shoal.slurm._run_folder import Announcement, Phase, RunFolder, RunPlan
@@ -56,6 +60,41 @@ def test_a_submission_keeps_its_plan_when_a_later_one_waits_in_the_queue(folder:
     folder.prepare(plan(servers=2), "417")
     folder.prepare(plan(servers=3), "418")
     assert [folder.plan(run).servers for run in ("417", "418", "", "one without a plan of its own")] == [2, 3, 3, 3]
+
+
+def test_a_file_server_that_does_not_answer_for_a_moment_ends_nothing(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, held = (
+        Announcement(run="1", attempt="1.0", address="node:7"),
+        Allocation(run="1", attempt="1.0", rank=0, tasks=4),
+    )
+    waits = list[float]()
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def recover(pause_s: float) -> None:
+        waits.append(pause_s)
+        if len(waits) == 3:
+            away.undo()
+
+    away = pytest.MonkeyPatch()
+    away.setattr(_run_folder, "atomic_write", fail)
+    monkeypatch.setattr(_run_folder, "time", SimpleNamespace(sleep=recover))
+    folder.announce(said)
+    assert waits == [1.0] * 3
+    with folder.claim(held) as claim, monkeypatch.context() as unread:
+        for name in ("read_bytes", "read_text", "glob"):
+            unread.setattr(Path, name, fail)
+        assert folder.announced("1.0") is None
+        assert folder.failures("1.0") == []
+        assert claim.held
+    assert folder.announced("1.0") == said
+    monkeypatch.setattr(_run_folder, "atomic_write", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        folder.announce(said)
+    assert len(waits) == 23, "a file server that stays away ends the task"
 
 
 def test_checkpoints_are_in_the_folder_of_the_run_or_where_the_plan_says(folder: RunFolder) -> None:

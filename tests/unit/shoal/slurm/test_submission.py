@@ -28,6 +28,7 @@ JOB = shoal.Job("digits:Digits", name="digits", workers=2)
         ({"flags": {"trainer": ["--x"]}}, "flags has 'trainer'"),
         ({"flags": {"worker": "--x"}}, "flags has 'worker'"),
         ({"start_timeout_s": -1.0}, "start_timeout_s"),
+        ({"timeout_min": 0}, "timeout_min"),
         ({"allow_programs": [3]}, "allow_programs"),
         ({"trainer_env": 3}, "trainer_env"),
         ({"checkpoints": "missing"}, "checkpoints .*missing' is not a folder"),
@@ -37,13 +38,13 @@ JOB = shoal.Job("digits:Digits", name="digits", workers=2)
 )
 def test_refuses_what_cannot_run(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.BadRequest, match=message):
-        slurm.submit(JOB, folder=tmp_path / "run", **arguments)
+        slurm.submit(JOB, folder=tmp_path / "run", **{"timeout_min": 10, **arguments})
     assert not (tmp_path / "run").exists()
 
 
 def test_the_users_options_of_srun_come_after_those_that_a_run_needs() -> None:
     found = executor_parameters({"cpus_per_task": 2, "slurm_srun_args": ["--mpi=none"]}, save_timeout_s=60.0)
-    assert found["slurm_srun_args"] == ["--kill-on-bad-exit=1", "--cpus-per-task=2", "--mpi=none"]
+    assert found["slurm_srun_args"] == ["--kill-on-bad-exit=1", "--wait=0", "--cpus-per-task=2", "--mpi=none"]
     with pytest.raises(errors.BadRequest, match="slurm_srun_args"):
         executor_parameters({"slurm_srun_args": "--mpi=none"}, save_timeout_s=60.0)
 
@@ -54,19 +55,23 @@ def test_the_signal_comes_in_time_for_the_servers_unless_the_user_says_when() ->
 
 
 class Submitted:
-    """A job whose end submitit does not notice, because Slurm has no accounting."""
+    """A job of submitit, which says all the time whether it is done.
+
+    Without accounting in Slurm, submitit does not notice the end. With it, it takes a preemption for the end.
+    """
 
     job_id, state = "417", "UNKNOWN"
 
-    def __init__(self, folder: Path) -> None:
-        self.paths = SimpleNamespace(folder=folder)
+    def __init__(self, folder: Path, done: bool) -> None:
+        self.paths, self._done = SimpleNamespace(folder=folder), done
 
     def done(self) -> bool:
-        return False
+        return self._done
 
 
+@pytest.mark.parametrize("done", [False, True])
 def test_waiting_ends_when_slurm_has_said_for_a_while_that_the_allocation_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
     RunFolder(tmp_path / "run").prepare(RunPlan(job=JOB, servers=1, workers=2, path=("/programs",)))
     now, asked = itertools.count(step=10.0), list[str]()
@@ -79,7 +84,17 @@ def test_waiting_ends_when_slurm_has_said_for_a_while_that_the_allocation_has_en
 
     monkeypatch.setattr(_submission, "presence", presence)
     monkeypatch.setattr(_submission, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None))
-    run = slurm.SlurmRun(tmp_path / "run", Submitted(tmp_path), "run", in_slurm=True)
+    run = slurm.SlurmRun(tmp_path / "run", Submitted(tmp_path, done), "run", in_slurm=True)
     with pytest.raises(errors.JobFailed, match="the allocation 417 ended before the job digits"):
         run.wait()
     assert asked == ["417"] * 6
+
+
+def test_without_an_answer_of_slurm_submitit_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RunFolder(tmp_path / "run").prepare(RunPlan(job=JOB, servers=1, workers=2, path=("/programs",)))
+    now = itertools.count(step=10.0)
+    monkeypatch.setattr(_submission, "presence", lambda _: Presence.UNKNOWN)
+    monkeypatch.setattr(_submission, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None))
+    run = slurm.SlurmRun(tmp_path / "run", Submitted(tmp_path, done=True), "run", in_slurm=True)
+    with pytest.raises(errors.JobFailed, match="the allocation 417 ended before the job digits"):
+        run.wait()
