@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -80,9 +80,10 @@ class Batch:
 def batch(tmp_path: Path) -> Iterator[Batch]:
     yield Batch(tmp_path, tasks=3)
     for script in psutil.Process().children():  # of a test that has failed
-        if "shoal.sbatch" in " ".join(script.cmdline()):
-            for process in [*script.children(recursive=True), script]:
-                process.kill()
+        with suppress(psutil.NoSuchProcess):  # also of one that has ended
+            if "shoal.sbatch" in " ".join(script.cmdline()):
+                for process in [*script.children(recursive=True), script]:
+                    process.kill()
 
 
 def srun(script: "subprocess.Popen[bytes]") -> psutil.Process:

@@ -116,4 +116,4 @@ def test_the_script_asks_for_what_a_run_needs(allocation: Allocation) -> None:
     for option in ("nodes=1", "ntasks-per-node=3", "cpus-per-task=1", "partition=batch", "signal=USR2@110"):
         assert f"#SBATCH --{option}\n" in script
     srun = next(line for line in script.splitlines() if line.startswith("srun"))
-    assert "--kill-on-bad-exit=1 --cpus-per-task=1" in srun
+    assert "--kill-on-bad-exit=1 --wait=0 --cpus-per-task=1" in srun

@@ -1,6 +1,6 @@
 """A fake `srun`: it starts the tasks on this machine, and passes signals on to each of them.
 
-    fake_srun.py [--kill-on-bad-exit=1] [--output FILE] [--error FILE] COMMAND ...
+    fake_srun.py [--kill-on-bad-exit=1] [--wait=0] [--output FILE] [--error FILE] COMMAND ...
 
 It takes the number of tasks from SLURM_NTASKS, and ends with the highest exit status of them. With
 --kill-on-bad-exit=1, it kills all tasks when one has failed, as Slurm does. In the names of files, %j is the id of the
@@ -18,6 +18,7 @@ import time
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kill-on-bad-exit", type=int, default=0)
+    parser.add_argument("--wait", type=int)
     parser.add_argument("--unbuffered", action="store_true")
     parser.add_argument("--cpus-per-task", type=int)
     parser.add_argument("--output", default="")

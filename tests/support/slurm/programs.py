@@ -9,9 +9,10 @@ JOB_ID = "417"
 
 
 class FakeSlurm:
-    """A folder with programs of the names `srun`, `sbatch` and `scontrol`.
+    """A folder with programs of the names `srun`, `sbatch`, `scontrol`, `squeue` and `sacct`.
 
-    `sbatch` starts nothing: a test starts the script itself. `scontrol` writes down what it is asked for.
+    `sbatch` starts nothing: a test starts the script itself. `scontrol` writes down what it is asked for. `squeue` and
+    `sacct` fail, and hide those of a real Slurm.
 
     Args:
         folder: the folder, which exists.
@@ -23,6 +24,8 @@ class FakeSlurm:
         srun = shlex.join([sys.executable, str(Path(__file__).with_name("fake_srun.py"))])
         self.replace("srun", f'exec {srun} "$@"')
         self.replace("sbatch", f"echo Submitted batch job {JOB_ID}")
+        for name in ("squeue", "sacct"):
+            self.replace(name, "exit 1")
         self.replace("scontrol", f'echo "$@" >> {shlex.quote(str(self._asked))}')
 
     @property
