@@ -20,6 +20,7 @@ from shoal import errors
 from shoal._system import atomic_write, host_id, private_files
 from shoal.slurm._allocation import Allocation
 from shoal.slurm._queue import Presence, presence
+from shoal.slurm._shared_files import patiently
 
 # How often a process tries to claim a folder, and the seconds in between: a run can take 40 s to end, and a node can
 # see a new file up to a minute later.
@@ -95,11 +96,8 @@ class FolderClaim:
         )
         private_files.make_folder(folder)
         for _ in range(_ATTEMPTS):
-            refuse_other(folder, place.run)
-            number, holder = _newest(folder)
-            free = holder is None or holder.run == place.run or holder.gone
-            if free and _create(_file(folder, number + 1), _content(mine)):
-                return cls(folder, number + 1, mine)
+            if number := patiently(lambda: _try(folder, mine)):
+                return cls(folder, number, mine)
             time.sleep(PAUSE_S)  # another process was faster, or the holder is ending
         raise _in_use(folder, *_newest(folder))
 
@@ -132,8 +130,11 @@ class FolderClaim:
     def _note(self, holder: Holder) -> None:
         if self.held:
             self._holder = holder
-            with atomic_write(_file(self._folder, self._number)) as unfinished:
-                _write(unfinished, _content(self._holder))
+            patiently(self._write)
+
+    def _write(self) -> None:
+        with atomic_write(_file(self._folder, self._number)) as unfinished:
+            _write(unfinished, _content(self._holder))
 
 
 def refuse_other(folder: Path, run: str = "") -> None:
@@ -149,6 +150,18 @@ def refuse_other(folder: Path, run: str = "") -> None:
     number, holder = _newest(folder)
     if holder is not None and not holder.ending and holder.run != run and not holder.gone:
         raise _in_use(folder, number, holder)
+
+
+def _try(folder: Path, mine: Holder) -> int:
+    """Claims the folder if it is free, and returns the number of the claim, else 0.
+
+    Raises:
+        JobRunning: another run has the folder, and does not end.
+    """
+    refuse_other(folder, mine.run)
+    number, holder = _newest(folder)
+    free = holder is None or holder.run == mine.run or holder.gone
+    return number + 1 if free and _create(_file(folder, number + 1), _content(mine)) else 0
 
 
 def _newest(folder: Path) -> tuple[int, Holder | None]:

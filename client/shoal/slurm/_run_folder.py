@@ -20,7 +20,6 @@ import errno
 import json
 import os
 import stat
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -35,6 +34,7 @@ from shoal.client import Client
 from shoal.job import Job
 from shoal.slurm._allocation import Allocation
 from shoal.slurm._claim import FolderClaim, refuse_other
+from shoal.slurm._shared_files import patiently
 from shoal.status import JobState, JobStatus
 from shoal.v1 import job_pb2
 
@@ -42,10 +42,6 @@ _PLAN, _COORDINATOR = "run.json", "coordinator.json"
 _CERTIFICATES, _CLAIMS = "certificates", "claims"
 _OUTCOMES, _FAILURES, _UNFINISHED = "outcomes", "failures", "unfinished"
 _CHECKPOINTS, _PLANS = "checkpoints", "plans"
-# What a file server answers while it starts again or is overloaded. A write is then repeated
-# so many times, after a pause in seconds.
-_PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.ESHUTDOWN, errno.EREMOTEIO}
-_REPEATS, _PAUSE_S = 20, 1.0
 _FOLDERS = (_CHECKPOINTS, _PLANS, _OUTCOMES, _FAILURES, _UNFINISHED, _CLAIMS)
 
 
@@ -186,8 +182,7 @@ class RunFolder:
         """
         try:
             self._check_private()
-            own = self._read(f"{_PLANS}/{run}.json") if run else None
-            written = json.loads(own or (self.path / _PLAN).read_bytes())
+            written = json.loads(patiently(lambda: self._plan_file(run).read_bytes()))
             job = Job.from_proto(job_pb2.JobSpec.FromString(base64.b64decode(written.pop("job"))))
             del written["name"]
             return RunPlan(job=job, **{**written, "path": tuple(written["path"])})
@@ -197,6 +192,10 @@ class RunFolder:
                 "`python -m shoal.slurm prepare`, on a file system that all nodes share",
                 folder=self.path,
             ) from None
+
+    def _plan_file(self, run: str) -> Path:
+        own = self.path / _PLANS / f"{run}.json"
+        return own if run and own.exists() else self.path / _PLAN
 
     def announce(self, said: Announcement) -> None:
         """Tells the other tasks what to do."""
@@ -313,16 +312,7 @@ class RunFolder:
             raise
 
     def _write(self, name: str, content: bytes) -> None:
-        for _ in range(_REPEATS):
-            try:
-                self._write_once(name, content)
-            except OSError as error:
-                if error.errno not in _PASSING:
-                    raise
-                time.sleep(_PAUSE_S)
-            else:
-                return
-        self._write_once(name, content)
+        patiently(lambda: self._write_once(name, content))
 
     def _write_once(self, name: str, content: bytes) -> None:
         with atomic_write(self.path / name) as unfinished, open(private_files.create(unfinished), "wb") as file:

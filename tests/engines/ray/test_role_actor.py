@@ -150,6 +150,18 @@ def test_a_returned_actor_exits_if_its_child_cannot_start(node: Node, number: in
     assert node.exits.wait(20), "it must be started again"
 
 
+def test_a_worker_that_ends_by_itself_is_started_again_and_a_drained_server_is_not(node: Node) -> None:
+    server = node.actor("server")
+    node.child(0).be_ready()
+    node.child(0).end(0)
+    wait_until(lambda: "has left the cluster" in server.ready().get("failure", ""), what="the end of the server")
+    assert not node.exits.is_set()
+    node.actor("worker")
+    node.child(1).be_ready()
+    node.child(1).end(0)
+    assert node.exits.wait(20), "Ray must start it again"
+
+
 def test_the_first_start_fails_with_the_reason(node: Node) -> None:
     node.refusals = [OSError(errno.ENOMEM, "no memory")]
     actor = node.actor()

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from shoal import errors
-from shoal.slurm import _claim
+from shoal._system import private_files
+from shoal.slurm import _claim, _shared_files
 from shoal.slurm._allocation import Allocation
 from shoal.slurm._claim import FolderClaim, Holder, refuse_other
 from shoal.slurm._queue import Presence, presence
@@ -30,6 +31,23 @@ def test_a_second_run_is_refused_until_the_first_one_has_ended(tmp_path: Path) -
         refuse_other(tmp_path, "1")
     with FolderClaim.take(tmp_path, place("2")) as second:
         assert second.held
+
+
+def test_a_file_server_that_fails_for_a_moment_does_not_end_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [OSError(errno.EIO, "Input/output error"), OSError(errno.ESTALE, "Stale file handle")]
+    create = private_files.create
+
+    def fail_at_first(file: Path) -> int:
+        if failures:
+            raise failures.pop()
+        return create(file)
+
+    monkeypatch.setattr(private_files, "create", fail_at_first)
+    monkeypatch.setattr(_shared_files, "time", SimpleNamespace(sleep=lambda _: None))
+    with FolderClaim.take(tmp_path, place("1")) as claim:
+        assert claim.held
 
 
 def test_a_run_that_starts_while_another_one_ends_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import shoal
 from shoal import errors
-from shoal.slurm import _run_folder
+from shoal.slurm import _run_folder, _shared_files
 from shoal.slurm._allocation import Allocation
 from shoal.slurm._coordinator_task import resumed
 from shoal.slurm._run_folder import Announcement, Phase, RunFolder, RunPlan
@@ -81,7 +81,7 @@ def test_a_file_server_that_does_not_answer_for_a_moment_ends_nothing(
 
     away = pytest.MonkeyPatch()
     away.setattr(_run_folder, "atomic_write", fail)
-    monkeypatch.setattr(_run_folder, "time", SimpleNamespace(sleep=recover))
+    monkeypatch.setattr(_shared_files, "time", SimpleNamespace(sleep=recover))
     folder.announce(said)
     assert waits == [1.0] * 3
     with folder.claim(held) as claim, monkeypatch.context() as unread:
