@@ -211,8 +211,10 @@ class LocalCluster:
         self._reserved.close()
         if self._state:
             shutil.rmtree(self._state, ignore_errors=True)
-            os.close(self._held)
             self._state = None
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
 
     def kill(self, role: str, index: int = 0) -> None:
         """Kills one role, as a crash would.

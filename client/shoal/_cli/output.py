@@ -16,10 +16,10 @@ from shoal._system.exit_codes import INTERRUPTED, exit_code
 from shoal._system.terminal import printable
 
 EXIT_CODES_HELP = (
-    "Exit codes: 0 success; 1 an error without a code of its own; 2 wrong usage or an invalid job; 3 the cluster does "
-    "not answer or did not start; 4 unknown job, group, checkpoint or server; 5 the state of the job or server does "
-    "not allow the command (name in use, still running, no variables yet, last server); 6 time limit exceeded; 7 the "
-    "job failed or was cancelled; 130 interrupted."
+    "Exit codes: 0 success; 1 an error without a code of its own; 2 wrong usage, an invalid job, or an action that is "
+    "not allowed; 3 the cluster does not answer or did not start; 4 unknown job, group, checkpoint or server; 5 the "
+    "state of the job or server does not allow the command (name in use, still running, no variables yet, last "
+    "server); 6 time limit exceeded; 7 the job failed or was cancelled; 130 interrupted."
 )
 
 PIPE_COLUMNS = 240

@@ -1,5 +1,6 @@
 """Scaling of workers by the metric `shoal_coordinator_wanted_workers`."""
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -11,6 +12,8 @@ _log = Log(__name__)
 
 # Seconds between two looks at the metric.
 _PERIOD_S = 2.0
+# Most reasons in the log before all goes well again.
+_MOST_REASONS = 20
 
 
 class WorkerScaling:
@@ -54,8 +57,10 @@ class Autoscaler:
     Args:
         scaling: decides.
         wanted: returns the metric.
-        workers: returns the workers by name, without those that are being added, and whether each of them has a job.
-        add: adds a worker, and returns when it is there.
+        workers: returns the workers by name, and whether each of them has a job. One that is being added counts as one
+            with a job, from its naming on.
+        name: returns the name of a new worker.
+        add: adds the worker of a name, and returns when it is there.
         remove: removes the worker of a name.
         period_s: seconds between two looks.
 
@@ -68,14 +73,16 @@ class Autoscaler:
         *,
         wanted: Callable[[], int],
         workers: Callable[[], Mapping[str, bool]],
-        add: Callable[[], object],
+        name: Callable[[], str],
+        add: Callable[[str], object],
         remove: Callable[[str], object],
         period_s: float = _PERIOD_S,
     ) -> None:
         self._scaling, self._wanted, self._workers = scaling, wanted, workers
-        self._add, self._remove, self._period_s = add, remove, period_s
-        self._stopping, self._reason = threading.Event(), ""
-        self._additions: list[threading.Thread] = []
+        self._name, self._add, self._remove, self._period_s = name, add, remove, period_s
+        self._stopping = threading.Event()
+        self._lock, self._reasons = threading.Lock(), set[str]()  # the reasons that the log has, since all went well
+        self._additions: list[threading.Thread] = []  # of the thread
         self._thread = threading.Thread(target=self._run, name="autoscaler", daemon=True)
 
     def start(self) -> None:
@@ -86,24 +93,30 @@ class Autoscaler:
         """Ends the threads, and waits for them for at most `timeout_s` seconds."""
         self._stopping.set()
         deadline = time.monotonic() + timeout_s
-        for thread in (self._thread, *self._additions):
+        self._thread.join(timeout_s)
+        for thread in self._additions:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def look(self) -> None:
         """Looks at the metric once. Only the thread and tests call it."""
         self._additions = [thread for thread in self._additions if thread.is_alive()]
-        coming = {f"addition {number}": True for number in range(len(self._additions))}
-        if self._succeeds(lambda: self._change(coming)) and not self._additions:
-            self._reason = ""
+        if self._succeeds(self._change) and not self._additions:
+            with self._lock:
+                self._reasons.clear()
 
-    def _change(self, coming: Mapping[str, bool]) -> None:
-        added, removed = self._scaling.change(self._wanted(), {**self._workers(), **coming}, time.monotonic())
-        for _ in range(0 if self._stopping.is_set() else added):
-            thread = threading.Thread(target=self._succeeds, args=[self._add], name="addition of a worker", daemon=True)
-            thread.start()
-            self._additions.append(thread)
+    def _change(self) -> None:
+        added, removed = self._scaling.change(self._wanted(), self._workers(), time.monotonic())
+        for _ in range(added):
+            if not self._stopping.is_set():
+                self._start_addition(self._name())
         for name in removed:
             self._remove(name)
+
+    def _start_addition(self, name: str) -> None:
+        addition = functools.partial(self._add, name)
+        thread = threading.Thread(target=self._succeeds, args=[addition], name=f"addition of {name}", daemon=True)
+        thread.start()
+        self._additions.append(thread)
 
     def _succeeds(self, action: Callable[[], object]) -> bool:
         """Does something, and returns whether it raised no exception. A thread must not end because of one."""
@@ -111,8 +124,10 @@ class Autoscaler:
             action()
         except Exception as error:  # of Shoal or of the engine
             reason = error.message if isinstance(error, errors.ShoalError) else f"{type(error).__name__}: {error}"
-            if reason != self._reason and not self._stopping.is_set():  # once, and not at each look
-                self._reason = reason
+            with self._lock:
+                new = reason not in self._reasons and len(self._reasons) < _MOST_REASONS
+                self._reasons.add(reason)
+            if new and not self._stopping.is_set():  # once, and not at each look
                 _log.warning("cannot change the number of workers", reason=reason)
             return False
         return True

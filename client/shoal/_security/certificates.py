@@ -82,6 +82,7 @@ def issue_certificate(
     folder: Path | None = None,
     days: int = CERTIFICATE_DAYS,
     now: datetime.datetime | None = None,
+    with_ca: bool = False,
 ) -> list[Path]:
     """Writes NAME.pem and NAME-key.pem of one more holder. Only this user can read the key.
 
@@ -93,9 +94,10 @@ def issue_certificate(
         folder: folder for the files; it is created if it does not exist. None means the folder of the CA.
         days: days until the certificate expires.
         now: the current time. None means that the clock gives it.
+        with_ca: whether to write ca.pem, too, if the folder does not have it. It must not have that of another CA.
 
     Returns:
-        The files.
+        The files that were written.
 
     Raises:
         BadRequest: a file exists already, the role, the name, the days or a host is invalid, the CA cannot be read, or
@@ -128,27 +130,20 @@ def issue_certificate(
     own = dict.fromkeys([*_LOCAL_HOSTS, *hosts]) if serves else ()
     names = [_alternative_name(host) for host in own]
     now = now or datetime.datetime.now(datetime.UTC)
-    return _write_all(
-        folder or ca,
-        _issue(_read_ca(ca), role, name, names, now, days),
-        "choose another name, or a new folder with --out",
-    )
+    issued = _issue(_read_ca(ca), role, name, names, now, days)
+    copied = _missing_ca(ca, folder or ca) if with_ca else {}
+    return _write_all(folder or ca, issued | copied, "choose another name, or a new folder with --out")
 
 
-def hand_over_ca(ca: Path, folder: Path) -> Path:
-    """Copies the certificate of a CA, not its key, to the folder of a holder. Returns the copy.
-
-    Args:
-        ca: folder of the CA.
-        folder: folder of the holder; it is created if it does not exist.
-
-    Raises:
-        BadRequest: the CA cannot be read, the folder has the certificate of another CA, or it cannot be written.
-    """
-    copy, content = folder / f"{_CA}.pem", _pem(_read_ca(ca).certificate)
-    if copy.exists() and copy.read_bytes() == content:
-        return copy
-    return _write_all(folder, {copy.name: content}, "choose a new folder with --out")[0]
+def _missing_ca(ca: Path, folder: Path) -> dict[str, bytes]:
+    """Returns the certificate of the CA by its file name, unless the folder has the same one already."""
+    name = f"{_CA}.pem"
+    try:
+        content = (ca / name).read_bytes()
+        there = (folder / name).read_bytes() if (folder / name).exists() else b""
+    except OSError as error:
+        raise errors.BadRequest(f"cannot read {name}: {error}; name another folder", folder=folder) from None
+    return {} if there == content else {name: content}
 
 
 def _write_all(folder: Path, contents: Mapping[str, bytes], advice: str) -> list[Path]:

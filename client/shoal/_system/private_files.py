@@ -61,7 +61,8 @@ def make_folder(folder: Path) -> None:
 def hold(folder: Path) -> int:
     """Returns a descriptor with a lock: until it is closed, systemd-tmpfiles keeps old files here (tmpfiles.d(5))."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(lock, fcntl.LOCK_SH)
+    with suppress(OSError):  # not all file systems have locks
+        fcntl.flock(lock, fcntl.LOCK_SH)
     return lock
 
 

@@ -247,7 +247,9 @@ class RayCluster:
         Raises:
             StartFailed: the nodes lack resources, or the worker did not start.
         """
-        return self._add_worker(self._start_timeout_s)
+        name = self._name_worker()
+        self._add_worker(name, self._start_timeout_s)
+        return name
 
     def remove_worker(self, name: str = "") -> None:
         """Removes a worker. It finishes its batch, and returns the rest of its data.
@@ -293,23 +295,28 @@ class RayCluster:
             raise errors.NotConfigured(_STOPPED)
         return self._certificates
 
-    def _add_worker(self, timeout_s: float) -> str:
-        roles, deadline = self._running, time.monotonic() + timeout_s
-        name = roles.name_worker()
+    def _name_worker(self) -> str:
+        """Returns the name of a new worker, which counts as one that is being added from now on."""
+        name = self._running.name_worker()
         with self._lock:
             self._adding.add(name)
+        return name
+
+    def _add_worker(self, name: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
         try:
-            wanted = [Request(name, self._resources["worker"])]
-            roles.place(wanted, deadline, wait_for_nodes=self._wait_for_nodes)
-            roles.launch(self._spec(name))
-            roles.wait_ready([name], deadline)
-        except BaseException:
-            roles.end([name], "stop", STOP_S)
-            raise
+            roles = self._running
+            try:
+                wanted = [Request(name, self._resources["worker"])]
+                roles.place(wanted, deadline, wait_for_nodes=self._wait_for_nodes)
+                roles.launch(self._spec(name))
+                roles.wait_ready([name], deadline)
+            except BaseException:
+                roles.end([name], "stop", STOP_S)
+                raise
         finally:
             with self._lock:
                 self._adding.discard(name)
-        return name
 
     def _spec(self, name: str) -> RoleSpec:
         """Returns a role with a new certificate, whose key this process keeps nowhere else."""
@@ -336,21 +343,23 @@ class RayCluster:
             WorkerScaling(self._counts[1], self._most_workers, self._idle_s),
             wanted=self._wanted_workers,
             workers=self._workers,
-            add=lambda: self._add_worker(self._start_timeout_s if self._wait_for_nodes else _SCALE_S),
+            name=self._name_worker,
+            add=lambda name: self._add_worker(name, self._start_timeout_s if self._wait_for_nodes else _SCALE_S),
             remove=self.remove_worker,
         )
         self._scaler.start()
 
     def _workers(self) -> dict[str, bool]:
-        """Returns the workers that are neither coming nor leaving, the oldest first, and whether each may have a job.
+        """Returns the workers that are not leaving, the oldest first, and whether each of them may have a job.
 
-        A worker that is starting again may have one, so only a live worker without a job has none.
+        A worker that is coming, or starting again, may have one, so only a live worker without a job has none.
         """
         with self.client() as client:
             idle = {it.member for it in client.status().alive(Role.WORKER) if not it.job}
         workers = [name for name in self.actors if _role_of(name) == "worker"]
         with self._lock:
-            return {name: name not in idle for name in workers if name not in self._draining | self._adding}
+            names = dict.fromkeys([*workers, *sorted(self._adding)])
+            return {it: it not in idle or it in self._adding for it in names if it not in self._draining}
 
     def _wanted_workers(self) -> int:
         """Returns the coordinator's metric."""

@@ -172,11 +172,7 @@ def _newest(folder: Path) -> tuple[int, Holder | None]:
     except FileNotFoundError:
         return number, None
     except (ValueError, TypeError):
-        pass
-    except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-    return number, _UNREADABLE  # it is being written, or was just replaced on a file server
+        return number, _UNREADABLE  # it is being written
 
 
 def _in_use(folder: Path, number: int, holder: Holder | None) -> errors.JobRunning:

@@ -67,6 +67,8 @@ class MemberTask:
         found = self._await_coordinator()
         if found is None:
             return
+        if not self._attempt:  # the run that goes on may not be the latest submission
+            self._plan = self._folder.plan(found.run)
         flags = member_flags(self._role, self.name, self._plan, self._place, self._folder, found.address)
         environment = role_environment(self._role, os.environ, self._folder, str(self._folder.path / "state"))
         timeout_s = self._plan.start_timeout_s

@@ -4,6 +4,7 @@ srun's status does not say it: that is the highest one of all tasks. Slurm kills
 has ended, so it is often the status of a killed one.
 """
 
+from shoal import errors
 from shoal._display import counted
 from shoal.slurm._run_folder import RunFolder
 
@@ -24,7 +25,10 @@ def refusal(folder: RunFolder, run: str, restarts: str, most: int) -> str:
         return f"the job {ended.name} has ended: {ended.state.value}"
     if not folder.unfinished(f"{run}.{restarts}"):
         return "the run is not requeued: its tasks were not asked to end, so one has failed; its log above says why"
-    newest = folder.newest_checkpoint(run)
+    try:
+        newest = folder.newest_checkpoint(run)
+    except errors.ShoalError:  # the storage does not answer now, and the next start may fare better
+        return ""
     stalled = folder.unfinished(run).count(newest)
     if stalled < most:
         return ""

@@ -16,7 +16,6 @@ Only the user of the run can access it. Files are replaced in one step, so that 
 
 import base64
 import enum
-import errno
 import json
 import os
 import stat
@@ -181,7 +180,7 @@ class RunFolder:
             BadRequest: the folder has no readable plan, or others can access it.
         """
         try:
-            self._check_private()
+            patiently(self._check_private)
             written = json.loads(patiently(lambda: self._plan_file(run).read_bytes()))
             job = Job.from_proto(job_pb2.JobSpec.FromString(base64.b64decode(written.pop("job"))))
             del written["name"]
@@ -222,7 +221,7 @@ class RunFolder:
 
     def outcome(self, run: str) -> JobStatus | None:
         """Returns the status of the job if it has ended in a run, else None."""
-        written = self._read(f"{_OUTCOMES}/{run}")
+        written = patiently(lambda: self._read(f"{_OUTCOMES}/{run}"))
         return None if written is None else JobStatus.from_proto(job_pb2.JobStatus.FromString(written))
 
     def forget_failed_job(self, run: str) -> None:
@@ -247,7 +246,10 @@ class RunFolder:
 
     def unfinished(self, run: str) -> list[int]:
         """Returns the newest checkpoint at the start of each unfinished attempt of a run, or of one start of it."""
-        return [int(file.read_text()) for file in (self.path / _UNFINISHED).glob(f"{run}.*")]
+        # `glob` of a later Python ignores errors.
+        names = patiently(lambda: os.listdir(self.path / _UNFINISHED))
+        files = [self.path / _UNFINISHED / name for name in names if name.startswith(f"{run}.")]
+        return [int(patiently(file.read_text)) for file in files]
 
     def report_failure(self, attempt: str, name: str, reason: str) -> None:
         """Keeps the reason why a task failed, for the other tasks and for `SlurmRun.wait`."""
@@ -287,7 +289,7 @@ class RunFolder:
         Raises:
             JobRunning: another one has the folder.
         """
-        refuse_other(self.path / _CLAIMS, run)
+        patiently(lambda: refuse_other(self.path / _CLAIMS, run))
 
     def _check_private(self) -> None:
         """Raises BadRequest if another user can access the folder, who could then act as a role of the run."""
@@ -301,15 +303,9 @@ class RunFolder:
             )
 
     def _read(self, name: str) -> bytes | None:
-        try:
+        with suppress(FileNotFoundError):
             return (self.path / name).read_bytes()
-        except OSError as error:
-            if error.errno in (
-                errno.ENOENT,
-                errno.ESTALE,
-            ):  # ESTALE: another node has just replaced it on a file server
-                return None
-            raise
+        return None
 
     def _write(self, name: str, content: bytes) -> None:
         patiently(lambda: self._write_once(name, content))

@@ -109,7 +109,11 @@ class SlurmRun:
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             over = self._has_ended()  # before the outcome, which is written first
-            if ended := self._files.outcome(self._run):
+            try:
+                ended = self._files.outcome(self._run)
+            except OSError:  # the file server still fails
+                ended, over = None, False
+            if ended:
                 return ended.result()
             if over:
                 raise errors.JobFailed(self._unfinished(), job=self._files.plan(self._run).job.name)
@@ -135,8 +139,10 @@ class SlurmRun:
         now = time.monotonic()
         if now - self._asked_at >= _ASK_S:
             self._asked_at, found = now, presence(self.job.job_id)
-            ended = found is Presence.ENDED or (found is Presence.UNKNOWN and self.job.done())
-            self._ended_at = min(self._ended_at, now) if ended else math.inf
+            if found is Presence.ENDED or (found is Presence.UNKNOWN and self.job.done()):
+                self._ended_at = min(self._ended_at, now)
+            elif found is not Presence.UNKNOWN:
+                self._ended_at = math.inf
         return now - self._ended_at >= _ENDED_FOR_S
 
     def _unfinished(self) -> str:

@@ -74,9 +74,7 @@ def run_helper(folder: RunFolder, place: Allocation) -> None:
     configure_logging("console", "info", task=str(place.rank), role="worker")
     with EndSignals() as signals:
         name = f"worker-{place.run}-{place.step}-{place.rank}"  # a job can have several steps of workers
-        said = folder.announced()
-        plan = folder.plan(said.run if said else "")
-        MemberTask("worker", place.rank, plan, place, folder, signals, helper=name).run()
+        MemberTask("worker", place.rank, folder.plan(), place, folder, signals, helper=name).run()
 
 
 def _hold(signals: EndSignals, hold_s: float) -> None:

@@ -92,11 +92,12 @@ def issue(
     cluster identifies the owner of a job or a member by NAME. Existing files are never overwritten.
     """
     with Output(as_json) as out:
-        from shoal._security.certificates import hand_over_ca, issue_certificate  # noqa: PLC0415 - slow
+        from shoal._security.certificates import issue_certificate  # noqa: PLC0415 - slow
 
-        shared = hand_over_ca(ca, out_folder) if out_folder else ca / "ca.pem"
-        files = issue_certificate(role, name, host or (), ca=ca, folder=out_folder, days=days)
-        certificate, key = (file.resolve() for file in files)
+        share = out_folder is not None
+        files = issue_certificate(role, name, host or (), ca=ca, folder=out_folder, days=days, with_ca=share)
+        certificate, key = (file.resolve() for file in files[:2])
+        shared = (out_folder or ca) / "ca.pem"
         if role == "trainer":
             use = f"A worker gives them to its trainers with\n  export SHOAL_TRAINER_TLS_CERT={certificate} "
             use += f"SHOAL_TRAINER_TLS_KEY={key}"

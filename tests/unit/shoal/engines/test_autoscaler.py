@@ -41,19 +41,29 @@ class Cluster:
 
     def __init__(self) -> None:
         self.names, self.wanted, self.refusals, self.changed = ["worker-0"], 1, 0, threading.Event()
+        self.coming: list[str] = []
 
-    def add(self) -> None:
+    def name(self) -> str:
+        self.coming.append(f"worker-{len(self.names) + len(self.coming)}")
+        return self.coming[-1]
+
+    def workers(self) -> dict[str, bool]:
+        return dict.fromkeys(self.names, False) | dict.fromkeys(self.coming, True)
+
+    def add(self, name: str) -> None:
+        self.coming.remove(name)
         if self.refusals:
             self.refusals -= 1
             raise errors.StartFailed("no room")
-        self.names.append(f"worker-{len(self.names)}")
+        self.names.append(name)
         self.changed.set()
 
     def scaler(self, period_s: float = 0.001) -> Autoscaler:
         return Autoscaler(
             WorkerScaling(1, 3, idle_s=0),
             wanted=lambda: self.wanted,
-            workers=lambda: dict.fromkeys(self.names, False),
+            workers=self.workers,
+            name=self.name,
             add=self.add,
             remove=self.names.remove,
             period_s=period_s,
@@ -65,7 +75,7 @@ def test_a_cluster_follows_what_is_wanted() -> None:
     scaler = cluster.scaler()
     cluster.wanted = 7
     scaler.look()
-    wait_until(lambda: cluster.names == ["worker-0", "worker-1", "worker-2"], what="the new workers")
+    wait_until(lambda: sorted(cluster.names) == ["worker-0", "worker-1", "worker-2"], what="the new workers")
     cluster.wanted = 0
     scaler.look()
     assert cluster.names == ["worker-0"]
@@ -82,27 +92,28 @@ def test_a_refused_worker_is_tried_again_by_the_thread() -> None:
 
 
 def test_workers_are_added_together_and_none_twice_while_others_can_be_removed() -> None:
-    cluster, started, room = Cluster(), list[int](), threading.Event()
+    cluster, started, room = Cluster(), list[str](), threading.Event()
 
-    def add() -> None:
-        started.append(len(started))
+    def add(name: str) -> None:
+        started.append(name)
         assert room.wait(10)
-        cluster.names.append(f"worker-{len(cluster.names)}")
+        cluster.add(name)
 
     scaler = Autoscaler(
         WorkerScaling(0, 3, idle_s=0),
         wanted=lambda: cluster.wanted,
-        workers=lambda: dict.fromkeys(cluster.names, False),
+        workers=cluster.workers,
+        name=cluster.name,
         add=add,
         remove=cluster.names.remove,
     )
     cluster.wanted = 3
     scaler.look()
     scaler.look()
-    wait_until(lambda: started == [0, 1], what="both additions")
+    wait_until(lambda: sorted(started) == ["worker-1", "worker-2"], what="both additions")
     cluster.wanted = 0
     scaler.look()
-    assert (cluster.names, started) == ([], [0, 1])
+    assert (cluster.names, len(started)) == ([], 2)
     room.set()
     wait_until(lambda: len(cluster.names) == 2, what="the new workers")
 
@@ -120,9 +131,14 @@ def test_no_exception_ends_the_thread(
             raise refused.pop()
         return 2
 
-    workers = lambda: dict.fromkeys(cluster.names, False)  # noqa: E731
     scaler = Autoscaler(
-        scaling, wanted=wanted, workers=workers, add=cluster.add, remove=cluster.names.remove, period_s=0.001
+        scaling,
+        wanted=wanted,
+        workers=cluster.workers,
+        name=cluster.name,
+        add=cluster.add,
+        remove=cluster.names.remove,
+        period_s=0.001,
     )
     scaler.start()
     assert cluster.changed.wait(10)
