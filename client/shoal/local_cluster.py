@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from shoal import _rpc, errors
 from shoal._role import ForkServer, RoleProcess
 from shoal._role.identity import SOURCES
+from shoal._role.worker_options import THREADS, program_options, repeated, share_of_cores, texts
 from shoal._security import AccessRole, Credentials
 from shoal._system import check_count, check_type, private_files
 from shoal._system.waits import wait_notice
@@ -25,8 +26,6 @@ _AUDIT_LOG = "SHOAL_AUDIT_LOG"
 _LOOPBACK = "127.0.0.1:0"
 # Time that a role has to stop before it is killed.
 _STOP_S = 10.0
-# The variables from which linear algebra libraries take their number of threads.
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class LocalCluster:
@@ -94,12 +93,7 @@ class LocalCluster:
             _rpc.parse_address(address)
         self._counts = {"server": servers, "worker": workers}
         self._path = _program_folders(path)
-        self._allow_programs = _texts(
-            "allow_programs", allow_programs, "a pattern, such as 'vision.*', or a list of them"
-        )
-        self._trainer_env = _texts(
-            "trainer_env", trainer_env, "a name, such as 'AWS_ACCESS_KEY_ID', NAME=VALUE, or a list of them"
-        )
+        self._programs = program_options(allow_programs, trainer_env)
         self._checkpoints, self._store = str(checkpoints), str(store)
         self._listen, self._page_listen = listen, page_listen
         for name, place in {"checkpoints": checkpoints, "store": store}.items():
@@ -108,15 +102,16 @@ class LocalCluster:
         combined = {**os.environ, **(env or {})}
         # Flags set the identity of each role, so variables for this process's own identity are left out.
         given = {name: value for name, value in combined.items() if name not in SOURCES}
-        self._env = given if any(name in given for name in _THREADS) else {**given, **_share_of_cores(workers)}
+        # Each worker gets its share of the cores, so that the workers do not compete.
+        share = {} if any(name in given for name in THREADS) else share_of_cores(os.cpu_count() or 1, workers)
+        self._env = {**given, **share}
         self._flags = _flags_by_role(flags or {})
         self._log_level, self._show_logs, self._start_timeout_s = log_level, show_logs, start_timeout_s
         self._log_dir = None if log_dir is None else Path(log_dir)
         self._processes: dict[tuple[str, int], RoleProcess] = {}
         self._fork_server: ForkServer | None = None  # while the cluster runs; see `_forks`
         self._state: Path | None = None  # the coordinator's temporary folder while the cluster runs
-        self._held = -1  # the descriptor that holds it
-        # While the cluster runs: the coordinator's ports, so that a restart finds them free.
+        # While the cluster runs: the coordinator's ports, so that a restart finds them free, and what holds the folder.
         self._reserved = ExitStack()
         self._addresses = (listen, page_listen, _LOOPBACK)
 
@@ -179,7 +174,7 @@ class LocalCluster:
             undo.callback(self.stop)
             self._make_folders()
             self._state = Path(tempfile.mkdtemp(prefix="shoal-"))
-            self._held = private_files.hold(self._state)
+            self._reserved.callback(os.close, private_files.hold(self._state))
             self._addresses = self._reserve(self._listen), self._reserve(self._page_listen), self._reserve(_LOOPBACK)
             coordinator = self._launch("coordinator", 0, *self._addresses)
             for role, count in self._counts.items():
@@ -212,9 +207,6 @@ class LocalCluster:
         if self._state:
             shutil.rmtree(self._state, ignore_errors=True)
             self._state = None
-        if self._held >= 0:
-            os.close(self._held)
-            self._held = -1
 
     def kill(self, role: str, index: int = 0) -> None:
         """Kills one role, as a crash would.
@@ -345,9 +337,7 @@ class LocalCluster:
         if role != "worker" and self._checkpoints:
             flags += ["--checkpoints", self._checkpoints]
         if role == "worker":
-            flags += [flag for folder in self._path for flag in ("--path", folder)]
-            flags += [flag for pattern in self._allow_programs for flag in ("--allow-program", pattern)]
-            flags += [flag for variable in self._trainer_env for flag in ("--trainer-env", variable)]
+            flags += [*repeated("--path", self._path), *self._programs]
         process = RoleProcess(
             role,
             index,
@@ -358,12 +348,6 @@ class LocalCluster:
         )
         self._processes[role, index] = process
         return process
-
-
-def _share_of_cores(workers: int) -> dict[str, str]:
-    """Returns the variables that give each worker its share of the cores, so that the workers do not compete."""
-    share = max(1, (os.cpu_count() or 1) // max(1, workers))
-    return dict.fromkeys(_THREADS, str(share))
 
 
 def _program_folders(path: Any) -> list[str]:
@@ -379,22 +363,13 @@ def _program_folders(path: Any) -> list[str]:
     return resolved
 
 
-def _texts(name: str, given: Any, give: str) -> list[str]:
-    """Returns one text or several of them as a list."""
-    texts = [given] if isinstance(given, str) else given
-    check_type(name, texts, Sequence, give)
-    for text in texts:
-        check_type(name, text, str, give)
-    return list(texts)
-
-
 def _flags_by_role(flags: Any) -> dict[str, list[str]]:
     give = "a dict of lists, such as {'coordinator': ['--heartbeat-timeout', '2']}"
     check_type("flags", flags, Mapping, give)
     for role, given in flags.items():
         if role not in _ROLES or isinstance(given, str):
             raise errors.BadRequest(f"flags has {role!r}: {given!r}; give {give} with the keys {', '.join(_ROLES)}")
-    return {role: _texts(f"flags[{role!r}]", given, give) for role, given in flags.items()}
+    return {role: texts(f"flags[{role!r}]", given, give) for role, given in flags.items()}
 
 
 __all__ = ["LocalCluster"]

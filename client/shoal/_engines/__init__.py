@@ -8,15 +8,14 @@ from shoal._engines.autoscaler import Autoscaler, WorkerScaling
 from shoal._engines.resources import DEFAULT_RESOURCES, Request, check_resources, requests, shortage, waiting
 from shoal._engines.role_child import RoleChild, log_tail
 from shoal._engines.role_deaths import pause_after_death
-from shoal._engines.role_flags import ROLES, check_flags, texts, trainer_flags
+from shoal._engines.role_flags import ROLES, check_flags
 from shoal._engines.role_folder import claim, release
-from shoal._engines.role_spec import THREADS, RolePlace, RoleSpec, role_variables
+from shoal._engines.role_spec import RolePlace, RoleSpec, role_variables
 from shoal._engines.wanted_workers import read_wanted_workers
 
 __all__ = [
     "DEFAULT_RESOURCES",
     "ROLES",
-    "THREADS",
     "Autoscaler",
     "Request",
     "RoleChild",
@@ -33,7 +32,5 @@ __all__ = [
     "requests",
     "role_variables",
     "shortage",
-    "texts",
-    "trainer_flags",
     "waiting",
 ]

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal._role.identity import SOURCES
+from shoal._role.worker_options import THREADS, share_of_cores
 
 _CA, _CERTIFICATE, _KEY = "ca.pem", "certificate.pem", "key.pem"
-# The variables from which linear algebra libraries take their number of threads.
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # Variables of the process that starts a role, and of the user's other clusters. A role has options instead.
 _REPLACED = (*SOURCES, "SHOAL_COORDINATOR", "SHOAL_TOKEN_FILE", "SHOAL_NAME", "SHOAL_LISTEN", "SHOAL_INSECURE")
 
@@ -111,8 +110,8 @@ class RoleSpec:
         """
         further = dict(self.environment)
         if not any(name in environment or name in further for name in THREADS):
-            share = max(1, place.cores // max(1, self.sharing))
-            further |= dict.fromkeys(THREADS, str(self.threads or share))
+            own = dict.fromkeys(THREADS, str(self.threads)) if self.threads else {}
+            further |= own or share_of_cores(place.cores, self.sharing)
         return role_variables(environment, further, place.folder)
 
 
@@ -129,4 +128,4 @@ def role_variables(environment: Mapping[str, str], further: Mapping[str, str], s
     return {**kept, **further, "XDG_STATE_HOME": str(state)}
 
 
-__all__ = ["THREADS", "RolePlace", "RoleSpec", "role_variables"]
+__all__ = ["RolePlace", "RoleSpec", "role_variables"]

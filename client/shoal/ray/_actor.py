@@ -13,7 +13,8 @@ from typing import Any
 import ray
 
 from shoal import _rpc
-from shoal._engines import THREADS, RoleChild, RolePlace, RoleSpec, claim, log_tail, pause_after_death, release
+from shoal._engines import RoleChild, RolePlace, RoleSpec, claim, log_tail, pause_after_death, release
+from shoal._role.worker_options import THREADS
 from shoal._system import atomic_write
 from shoal._system.logs import Log
 

@@ -54,6 +54,12 @@ class RoleActors:
         with self._lock:
             return dict(self._handles)
 
+    @property
+    def workers(self) -> list[str]:
+        """The names of the workers, the oldest first: from before they are placed until after their ends."""
+        with self._lock:
+            return sorted(self._workers, key=_number)
+
     def refuse(self) -> None:
         """Lets the starts that are under way, and all further ones, fail."""
         with self._lock:

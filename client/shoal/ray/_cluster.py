@@ -128,7 +128,6 @@ class RayCluster:
         self._certificates: ClusterCertificates | None = None
         self._scaler: Autoscaler | None = None
         self._draining: set[str] = set()  # workers that are being removed
-        self._adding: set[str] = set()  # workers that are being added
 
     @property
     def address(self) -> str:
@@ -247,7 +246,7 @@ class RayCluster:
         Raises:
             StartFailed: the nodes lack resources, or the worker did not start.
         """
-        name = self._name_worker()
+        name = self._running.name_worker()
         self._add_worker(name, self._start_timeout_s)
         return name
 
@@ -261,7 +260,8 @@ class RayCluster:
             BadRequest: there is no such worker.
         """
         if not name:
-            workers = self._workers()
+            started = self.actors
+            workers = {it: busy for it, busy in self._workers().items() if it in started}
             name = ([it for it, busy in workers.items() if not busy] or [*workers] or [""])[-1]
         with self._lock:
             roles = self._running
@@ -295,28 +295,15 @@ class RayCluster:
             raise errors.NotConfigured(_STOPPED)
         return self._certificates
 
-    def _name_worker(self) -> str:
-        """Returns the name of a new worker, which counts as one that is being added from now on."""
-        name = self._running.name_worker()
-        with self._lock:
-            self._adding.add(name)
-        return name
-
     def _add_worker(self, name: str, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        roles, deadline = self._running, time.monotonic() + timeout_s
         try:
-            roles = self._running
-            try:
-                wanted = [Request(name, self._resources["worker"])]
-                roles.place(wanted, deadline, wait_for_nodes=self._wait_for_nodes)
-                roles.launch(self._spec(name))
-                roles.wait_ready([name], deadline)
-            except BaseException:
-                roles.end([name], "stop", STOP_S)
-                raise
-        finally:
-            with self._lock:
-                self._adding.discard(name)
+            roles.place([Request(name, self._resources["worker"])], deadline, wait_for_nodes=self._wait_for_nodes)
+            roles.launch(self._spec(name))
+            roles.wait_ready([name], deadline)
+        except BaseException:
+            roles.end([name], "stop", STOP_S)
+            raise
 
     def _spec(self, name: str) -> RoleSpec:
         """Returns a role with a new certificate, whose key this process keeps nowhere else."""
@@ -343,7 +330,7 @@ class RayCluster:
             WorkerScaling(self._counts[1], self._most_workers, self._idle_s),
             wanted=self._wanted_workers,
             workers=self._workers,
-            name=self._name_worker,
+            name=self._running.name_worker,
             add=lambda name: self._add_worker(name, self._start_timeout_s if self._wait_for_nodes else _SCALE_S),
             remove=self.remove_worker,
         )
@@ -356,10 +343,9 @@ class RayCluster:
         """
         with self.client() as client:
             idle = {it.member for it in client.status().alive(Role.WORKER) if not it.job}
-        workers = [name for name in self.actors if _role_of(name) == "worker"]
+        workers = self._running.workers
         with self._lock:
-            names = dict.fromkeys([*workers, *sorted(self._adding)])
-            return {it: it not in idle or it in self._adding for it in names if it not in self._draining}
+            return {name: name not in idle for name in workers if name not in self._draining}
 
     def _wanted_workers(self) -> int:
         """Returns the coordinator's metric."""

@@ -1,12 +1,16 @@
 """The options of the roles' commands that are the same on each node."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from shoal._engines import check_flags, texts, trainer_flags
+from shoal._engines import check_flags
+from shoal._role.worker_options import program_options, repeated, texts
+
+_PATHS = (str, os.PathLike)
 
 
 class RoleFlags:
@@ -27,7 +31,8 @@ class RoleFlags:
         flags: Mapping[str, Sequence[str]] | None,
         log_level: str,
     ) -> None:
-        self._path, self._trainers = texts("path", path), trainer_flags(allow_programs, trainer_env)
+        give = "a folder, such as 'examples', or a list of them"
+        self._path, self._programs = texts("path", path, give, _PATHS), program_options(allow_programs, trainer_env)
         self._checkpoints, self._store, self._log_level = checkpoints, store, log_level
         self._further = check_flags(flags)
 
@@ -39,8 +44,7 @@ class RoleFlags:
         if role != "worker" and self._checkpoints:
             made += ["--checkpoints", self._checkpoints if "://" in self._checkpoints else _absolute(self._checkpoints)]
         if role == "worker":
-            made += [flag for folder in self._path for flag in ("--path", _on_nodes(folder))]
-            made += self._trainers
+            made += [*repeated("--path", map(_on_nodes, self._path)), *self._programs]
         return [*made, *self._further.get(role, ())]
 
 

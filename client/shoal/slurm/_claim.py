@@ -20,7 +20,7 @@ from shoal import errors
 from shoal._system import atomic_write, host_id, private_files
 from shoal.slurm._allocation import Allocation
 from shoal.slurm._queue import Presence, presence
-from shoal.slurm._shared_files import patiently
+from shoal.slurm._shared_files import files_in, patiently
 
 # How often a process tries to claim a folder, and the seconds in between: a run can take 40 s to end, and a node can
 # see a new file up to a minute later.
@@ -184,7 +184,7 @@ def _in_use(folder: Path, number: int, holder: Holder | None) -> errors.JobRunni
 
 
 def _numbers(folder: Path) -> list[int]:
-    return [int(file.name) for file in folder.glob("[0-9]*")]
+    return [int(file.name) for file in files_in(folder) if file.name.isdecimal()]
 
 
 def _file(folder: Path, number: int) -> Path:

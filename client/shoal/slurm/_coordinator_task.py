@@ -82,7 +82,7 @@ class CoordinatorTask:
             self._folder.forget_failed_job(self._place.run)  # a user requeues it after a fix
             if ended := self._folder.outcome(self._place.run):  # it was requeued after its end
                 return ended
-            return self._run_coordinator(self._folder.newest_checkpoint(self._place.run))
+            return self._run_coordinator(self._folder.newest_checkpoint(self._plan))
 
     def _run_coordinator(self, newest: int) -> JobStatus | None:
         """Runs the coordinator; see `run`. `newest` is the number of the newest checkpoint."""

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from shoal._engines import THREADS, role_variables
+from shoal._engines import role_variables
+from shoal._role.worker_options import THREADS, repeated
 from shoal.slurm._allocation import Allocation
 from shoal.slurm._run_folder import RunFolder, RunPlan
 
@@ -60,7 +61,7 @@ def member_flags(
     else:
         certificate, key = map(str, folder.pair("trainer"))
         flags += ["--trainer-tls-cert", certificate, "--trainer-tls-key", key]
-        flags += [flag for programs in plan.path for flag in ("--path", programs)]
+        flags += repeated("--path", plan.path)
         if place.gpu is not None:
             flags += ["--device", f"cuda:{place.gpu}"]
     return [*flags, *plan.flags.get(role, ())]

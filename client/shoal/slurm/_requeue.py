@@ -26,7 +26,7 @@ def refusal(folder: RunFolder, run: str, restarts: str, most: int) -> str:
     if not folder.unfinished(f"{run}.{restarts}"):
         return "the run is not requeued: its tasks were not asked to end, so one has failed; its log above says why"
     try:
-        newest = folder.newest_checkpoint(run)
+        newest = folder.newest_checkpoint(folder.plan(run))
     except errors.ShoalError:  # the storage does not answer now, and the next start may fare better
         return ""
     stalled = folder.unfinished(run).count(newest)

@@ -33,7 +33,7 @@ from shoal.client import Client
 from shoal.job import Job
 from shoal.slurm._allocation import Allocation
 from shoal.slurm._claim import FolderClaim, refuse_other
-from shoal.slurm._shared_files import patiently
+from shoal.slurm._shared_files import files_in, patiently
 from shoal.status import JobState, JobStatus
 from shoal.v1 import job_pb2
 
@@ -229,9 +229,8 @@ class RunFolder:
         if (ended := self.outcome(run)) and ended.state is JobState.FAILED:
             (self.path / _OUTCOMES / run).unlink()
 
-    def newest_checkpoint(self, run: str) -> int:
-        """Returns the number of the newest checkpoint of the job of a run, 0 if there is none."""
-        plan = self.plan(run)
+    def newest_checkpoint(self, plan: RunPlan) -> int:
+        """Returns the number of the newest checkpoint of the job of a plan, 0 if there is none."""
         found = Checkpoints(self.checkpoints(plan)).list(plan.job.name)
         return max((each.number for each in found if isinstance(each, Checkpoint)), default=0)
 
@@ -246,9 +245,7 @@ class RunFolder:
 
     def unfinished(self, run: str) -> list[int]:
         """Returns the newest checkpoint at the start of each unfinished attempt of a run, or of one start of it."""
-        # `glob` of a later Python ignores errors.
-        names = patiently(lambda: os.listdir(self.path / _UNFINISHED))
-        files = [self.path / _UNFINISHED / name for name in names if name.startswith(f"{run}.")]
+        files = patiently(lambda: files_in(self.path / _UNFINISHED, f"{run}."))
         return [int(patiently(file.read_text)) for file in files]
 
     def report_failure(self, attempt: str, name: str, reason: str) -> None:
@@ -258,7 +255,7 @@ class RunFolder:
     def failures(self, run: str) -> list[str]:
         """Returns why tasks of a run, or of one attempt of it, failed, as far as that can be read now."""
         with suppress(OSError):
-            return [file.read_text() for file in sorted((self.path / _FAILURES).glob(f"{run}.*"))]
+            return [file.read_text() for file in files_in(self.path / _FAILURES, f"{run}.")]
         return []
 
     def tls(self, holder: str) -> dict[str, str]:

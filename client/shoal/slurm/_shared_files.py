@@ -1,8 +1,10 @@
 """Files on a file system that nodes share, whose server may fail for a moment: it starts again, or is overloaded."""
 
 import errno
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
@@ -27,4 +29,18 @@ def patiently(action: Callable[[], _Result]) -> _Result:
     return action()
 
 
-__all__ = ["patiently"]
+def files_in(folder: Path, beginning: str = "") -> list[Path]:
+    """Returns the files of a folder whose names have a beginning, in order; none if the folder is missing.
+
+    Unlike `Path.glob` of some versions of Python, it does not take an error for the end of the folder.
+
+    Raises:
+        OSError: the folder cannot be read now.
+    """
+    try:
+        return sorted(folder / name for name in os.listdir(folder) if name.startswith(beginning))
+    except FileNotFoundError:
+        return []
+
+
+__all__ = ["files_in", "patiently"]

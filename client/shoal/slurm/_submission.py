@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal import errors
-from shoal._engines import check_flags, texts, trainer_flags
+from shoal._engines import check_flags
+from shoal._role.worker_options import program_options, texts
 from shoal._system import check_count, check_seconds, check_type, load
 from shoal.checkpoints import Checkpoints
 from shoal.client import Client
@@ -261,7 +262,7 @@ def make_plan(
     for name in ("servers", "workers"):
         check_count(name, wanted[name], 1)
     made = check_flags(flags)
-    made["worker"] = [*trainer_flags(allow_programs, trainer_env), *made.get("worker", ())]
+    made["worker"] = [*program_options(allow_programs, trainer_env), *made.get("worker", ())]
     return RunPlan(job=job, path=_existing("path", path), checkpoints=_storage(checkpoints), flags=made, **wanted)
 
 
@@ -289,7 +290,8 @@ def executor_parameters(options: Mapping[str, Any], save_timeout_s: float) -> di
 
 def _existing(name: str, given: Any) -> tuple[str, ...]:
     """Returns the absolute paths of one or several folders. Raises BadRequest if one of them is not a folder."""
-    found = [Path(each).expanduser().absolute() for each in texts(name, given)]
+    paths = texts(name, given, "a folder, such as 'examples', or a list of them", (str, os.PathLike))
+    found = [Path(each).expanduser().absolute() for each in paths]
     for folder in found:
         if not folder.is_dir():
             raise errors.BadRequest(f"{name} {str(folder)!r} is not a folder; create it, or name another one")

@@ -45,6 +45,13 @@ class Engine:
         if name in self.failing:
             raise RuntimeError(f"{name} failed")
 
+    @property
+    def workers(self) -> list[str]:
+        return [name for name in self.handles if name.startswith("worker-")]
+
+    def name_worker(self) -> str:
+        return f"worker-{len(self.workers)}"
+
     def check_name(self) -> None: ...
 
     def place(self, wanted: Any, deadline: float, *, wait_for_nodes: bool) -> None: ...
@@ -112,6 +119,17 @@ def test_a_worker_that_starts_again_is_not_idle(engine: Engine, cluster: Any, mo
     monkeypatch.setattr(cluster, "client", client)
     cluster.remove_worker()
     assert engine.steps == ["leave worker-0"], "worker-2 is not alive now, and may have a job"
+
+
+def test_a_worker_that_is_coming_is_not_chosen(engine: Engine, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def client() -> Iterator[Any]:
+        yield SimpleNamespace(status=lambda: SimpleNamespace(alive=lambda _: []))
+
+    monkeypatch.setattr(cluster, "client", client)
+    monkeypatch.setattr(Engine, "workers", property(lambda _: ["worker-0", "worker-1", "worker-2", "worker-9"]))
+    cluster.remove_worker()
+    assert engine.steps == ["leave worker-2"]
 
 
 @pytest.mark.parametrize("name", ["server-0", "coordinator", "worker-7"])

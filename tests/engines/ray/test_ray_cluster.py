@@ -17,7 +17,7 @@ import pytest
 
 import shoal
 from shoal import errors, optim
-from shoal._engines import THREADS
+from shoal._role.worker_options import THREADS
 from shoal._security import Credentials
 from shoal.status import Role
 from support.clusters.given_access import check_colleagues_get_access

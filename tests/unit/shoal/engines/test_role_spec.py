@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from shoal._engines import THREADS, RolePlace, RoleSpec
+from shoal._engines import RolePlace, RoleSpec
+from shoal._role.worker_options import THREADS
 
 FOLDER = Path("/tmp/private")
 TLS = ["--tls-ca", f"{FOLDER}/ca.pem", "--tls-cert", f"{FOLDER}/certificate.pem", "--tls-key", f"{FOLDER}/key.pem"]

@@ -85,8 +85,9 @@ def test_a_file_server_that_does_not_answer_for_a_moment_ends_nothing(
     folder.announce(said)
     assert waits == [1.0] * 3
     with folder.claim(held) as claim, monkeypatch.context() as unread:
-        for name in ("read_bytes", "read_text", "glob"):
+        for name in ("read_bytes", "read_text"):
             unread.setattr(Path, name, fail)
+        unread.setattr(os, "listdir", fail)
         assert folder.announced("1.0") is None
         assert folder.failures("1.0") == []
         assert claim.held
